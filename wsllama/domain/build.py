@@ -1,0 +1,165 @@
+"""What a build of llama.cpp is: options, packages, jobs, and the id that stands for all that determines its bytes."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+Backend = Literal["cpu"]
+
+TARGETS = ("llama-server", "llama-fit-params", "llama-bench", "llama-gguf-split")
+
+BYTES_PER_JOB = 1536 * 1024**2
+"""Memory that one compiler of the CPU build may need at its worst, in bytes, with room for what runs beside it."""
+
+WORK_BYTES = 1_500_000_000
+"""Room that a CPU build takes while it runs: source, objects, the compiler's temporary files, a cache that fills up."""
+
+RESULT_BYTES = 100_000_000
+"""Room that an installed CPU build takes, with space to spare."""
+
+SHORT_COMMIT = 9
+"""Hex digits of the commit that are stamped into the programs, as the project's own releases print them."""
+
+# Options that speed up or steer a build and leave its bytes alone.
+_NOT_BYTES = frozenset({"CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_MAKE_PROGRAM"})
+
+_BACKENDS: Mapping[str, Mapping[str, str]] = {"cpu": {"GGML_CPU": "ON", "GGML_CUDA": "OFF"}}
+
+
+def cmake_options(commit: str, build_number: int, *, backend: Backend = "cpu", native: bool = True) -> dict[str, str]:
+    """Cache entries for the configure step of a build.
+
+    commit: full hash of the source; its first digits are what `llama-server --version` names.
+    build_number: count of commits up to it; a shallow clone or an archive can't know it.
+    backend: what computes; a key of the table of backends above.
+    native: use every instruction of the CPU that compiles. The result may not run on another CPU.
+
+    Nothing in it names a folder: the program that builds adds what maps its own folders away.
+    Rules: llama.cpp's CMakeLists.txt and ggml/CMakeLists.txt of the pinned commit.
+    """
+    return {
+        "CMAKE_BUILD_TYPE": "Release",
+        "BUILD_SHARED_LIBS": "ON",
+        # The result is moved into place by a rename, so libraries are found beside the programs, wherever that is.
+        "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+        "CMAKE_INSTALL_RPATH": "$ORIGIN/../lib",
+        "CMAKE_C_COMPILER_LAUNCHER": "ccache",
+        "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+        "GGML_CCACHE": "OFF",  # it would put a second ccache before the launcher
+        "GGML_NATIVE": "ON" if native else "OFF",
+        "GIT_EXE": "OFF",  # ggml would ask git for a commit and overwrite the stamped one
+        "LLAMA_BUILD_COMMIT": commit[:SHORT_COMMIT],
+        "LLAMA_BUILD_NUMBER": str(build_number),
+        "LLAMA_BUILD_TESTS": "OFF",
+        "LLAMA_BUILD_EXAMPLES": "OFF",
+        "LLAMA_BUILD_APP": "OFF",
+        "LLAMA_BUILD_UI": "OFF",
+        "LLAMA_USE_PREBUILT_UI": "OFF",  # on by default, it downloads an unpinned web page while compiling
+        "LLAMA_OPENSSL": "ON",
+        **_BACKENDS[backend],
+    }
+
+
+def jobs(cores: int, mem_available_bytes: int, bytes_per_job: int = BYTES_PER_JOB) -> int:
+    """Compilers to run at once: bounded by cores and by memory (both of the host), at least one."""
+    return max(1, min(cores, mem_available_bytes // bytes_per_job))
+
+
+class Packages(NamedTuple):
+    build: tuple[str, ...]  # to compile
+    run: tuple[str, ...]  # what the result needs without them
+    toolchain: tuple[str, ...]  # those of the former whose versions determine the bytes
+
+
+_BUILD_PACKAGES = ("build-essential", "ccache", "cmake", "git", "libssl-dev", "ninja-build", "pkg-config")
+_TOOLCHAIN = ("binutils", "cmake", "libc6-dev", "libssl-dev")
+
+# Library of OpenSSL 3 (the time_t transition renamed it) and version of the compiler that build-essential leads to.
+_RELEASES = {
+    ("debian", "12"): ("libssl3", "12"),
+    ("debian", "13"): ("libssl3t64", "14"),
+    ("ubuntu", "22.04"): ("libssl3", "11"),
+    ("ubuntu", "24.04"): ("libssl3t64", "13"),
+    ("ubuntu", "26.04"): ("libssl3t64", "15"),
+}
+
+
+def packages(distro: str, release: str) -> Packages:
+    """Names of the packages for a build of the CPU backend, and for running it.
+
+    distro, release: `ID` and `VERSION_ID` of /etc/os-release.
+    Raises ValueError, in one sentence, for a release that isn't supported.
+    """
+    if (distro, release) not in _RELEASES:
+        known = ", ".join(f"{d.capitalize()} {r}" for d, r in _RELEASES)
+        raise ValueError(f"{distro} {release} is not supported for building llama.cpp; use one of {known}")
+    openssl, gcc = _RELEASES[distro, release]
+    run = ("ca-certificates", "libgcc-s1", "libgomp1", openssl, "libstdc++6")
+    return Packages(_BUILD_PACKAGES, run, (*_TOOLCHAIN, f"g++-{gcc}", f"gcc-{gcc}"))
+
+
+def every_package() -> list[str]:
+    """Each name that `packages` gives for some release: what a probe asks about before it knows the release."""
+    return sorted({name for known in _RELEASES for kind in packages(*known) for name in kind})
+
+
+def inputs(
+    *,
+    commit: str,
+    options: Mapping[str, str],
+    targets: Sequence[str],
+    versions: Mapping[str, str],
+    architecture: str,
+    distro: str,
+    release: str,
+    cpu_flags: Iterable[str],
+) -> dict[str, object]:
+    """Everything that determines the bytes of a build, as JSON-able data.
+
+    The kind of source is not in it: a commit is the same tree from wherever it came, and all kinds are checked for it.
+    options: of `cmake_options`. versions: of `Packages.toolchain`, as dpkg prints them. architecture: of dpkg.
+    cpu_flags: of /proc/cpuinfo, in any order; they count only for a native build.
+    """
+    native = options.get("GGML_NATIVE") == "ON"
+    return {
+        "commit": commit,
+        "options": {k: v for k, v in sorted(options.items()) if k not in _NOT_BYTES},
+        "targets": sorted(targets),
+        "versions": dict(sorted(versions.items())),
+        "architecture": architecture,
+        "distro": distro,
+        "release": release,
+        "cpu_flags": sorted(set(cpu_flags)) if native else [],
+    }
+
+
+def build_id(inputs: Mapping[str, object]) -> str:
+    """16 hex digits that name the build of `inputs`: the start of the sha256 of their canonical JSON."""
+    canonical = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def git_blob(data: bytes) -> str:
+    """Git's name of a file with these bytes: 40 hex digits."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def git_tree(files: Mapping[str, tuple[str, str]]) -> str:
+    """Git's name of a folder: the same 40 hex digits as `git rev-parse COMMIT^{tree}` for the same files.
+
+    files: path with `/` -> (mode, name of the blob); modes are Git's "100644", "100755" and "120000" (a link).
+    Rule: Git's object format; entries sorted by name, a folder as if its name ended in `/`.
+    """
+    folders: dict[str, dict[str, tuple[str, str]]] = {}
+    entries: list[tuple[str, str, str]] = []
+    for path, (mode, blob) in files.items():
+        head, slash, rest = path.partition("/")
+        if slash:
+            folders.setdefault(head, {})[rest] = (mode, blob)
+        else:
+            entries.append((head, mode, blob))
+    entries += [(name, "40000", git_tree(inside)) for name, inside in folders.items()]
+    entries.sort(key=lambda e: e[0].encode() + (b"/" if e[1] == "40000" else b""))
+    body = b"".join(f"{mode} {name}\0".encode() + bytes.fromhex(digest) for name, mode, digest in entries)
+    return hashlib.sha1(b"tree %d\0" % len(body) + body, usedforsecurity=False).hexdigest()

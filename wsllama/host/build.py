@@ -1,0 +1,284 @@
+"""Runs on the host: builds llama.cpp from a verified source into a folder of its own, which appears whole or never.
+
+WORK/lock                     one build at a time on a host
+WORK/src  WORK/out            source and build tree: the same paths for every build, so that a compiler cache filled
+                              by one build serves the next; removed at the end, whatever the end was
+BUILDS/.partial-<id>/         what is being put together
+BUILDS/<id>/bin  lib          programs, and their libraries that are found at $ORIGIN/../lib
+BUILDS/<id>/build.json        what it was made from, its files with sha256; it says that the build is whole
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+from typing import Any
+
+BUILDS = "/opt/wsllama/builds"
+WORK = "/var/cache/wsllama/build"
+WORK_BYTES = 2_500_000_000  # source, objects, result and the compiler cache that a build fills, with room beside them
+
+
+class BuildError(Exception):
+    """One sentence: what failed, where, what to do."""
+
+
+def main(argument: dict[str, Any]) -> None:
+    """Make the build `build_id` unless it is there; the last line is {"build_id", "changed", "version", "seconds"}.
+
+    argument: build_id; source {"kind": "tar", "path", "sha256"} or {"kind": "git", "url", "commit", "tree" or null};
+    commit (full hash); options (of cmake); targets; jobs; inputs (kept in build.json); ccache_dir; environment (added
+    to the own one: proxies and the like). builds and work are other folders than the usual ones, for tests.
+    """
+    try:
+        print(json.dumps(build(argument)), flush=True)
+    except (BuildError, OSError) as e:
+        sys.exit(f"cannot build llama.cpp: {e}")
+
+
+def stage(text: str) -> None:
+    print(f"==> {text}", flush=True)
+
+
+def build(a: dict[str, Any]) -> dict[str, Any]:
+    builds, work = a.get("builds", BUILDS), a.get("work", WORK)
+    os.makedirs(builds, exist_ok=True)
+    os.makedirs(work, exist_ok=True)
+    final, partial = os.path.join(builds, a["build_id"]), os.path.join(builds, ".partial-" + a["build_id"])
+    started = time.monotonic()
+    with open(os.path.join(work, "lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        record = whole(final, a["build_id"])
+        if record:
+            return {"build_id": a["build_id"], "changed": False, "version": record["version"], "seconds": 0}
+        clear(work, partial)
+        check_space(work, builds)
+        try:
+            unpack(a["source"], work, a["environment"])
+            compile_(a, work)
+            collect(os.path.join(work, "out"), partial, a["targets"])
+            clear(work)  # before the programs are tried: they must not need it
+            version = ask_version(partial, a["options"])
+            seconds = round(time.monotonic() - started)
+            write_record(
+                partial,
+                {
+                    **{k: a[k] for k in ("build_id", "commit", "options", "targets", "inputs")},
+                    "source": a["source"]["kind"],
+                    "version": version,
+                    "seconds": seconds,
+                },
+            )
+            publish(partial, final)
+        finally:
+            clear(work, partial)
+    return {"build_id": a["build_id"], "changed": True, "version": version, "seconds": seconds}
+
+
+def whole(folder: str, build_id: str) -> dict[str, Any] | None:
+    """The record of a build that is there with all its files, else None."""
+    try:
+        with open(os.path.join(folder, "build.json"), encoding="utf-8") as f:
+            record = json.load(f)
+        good = record["build_id"] == build_id and all(
+            os.path.getsize(os.path.join(folder, name)) == of["size"] for name, of in record["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return record if good else None
+
+
+def clear(work: str, *more: str) -> None:
+    for folder in (os.path.join(work, "src"), os.path.join(work, "out"), *more):
+        if os.path.lexists(folder):
+            shutil.rmtree(folder)
+
+
+def check_space(*folders: str) -> None:
+    for folder in folders:
+        free = shutil.disk_usage(folder).free
+        if free < WORK_BYTES:
+            have, need = f"{free / 1e9:.1f} GB", f"{WORK_BYTES / 1e9:.1f} GB"
+            raise BuildError(f"{folder} has {have} of disk space left and a build needs {need}; make room there")
+
+
+def environment_of(a: dict[str, Any], work: str) -> dict[str, str]:
+    """A known environment for tools: what the host's shell exports must not reach the bytes of a build."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/root",
+        "LC_ALL": "C.UTF-8",
+        "TMPDIR": os.path.join(work, "out"),
+        "CCACHE_DIR": a["ccache_dir"],
+        "CCACHE_COMPILERCHECK": "content",
+        "NINJA_STATUS": "[%p] ",
+        **a["environment"],
+    }
+
+
+def call(what: str, command: list[str], environment: dict[str, str]) -> None:
+    """Run a tool with its output where ours goes."""
+    status = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode
+    if status:
+        raise BuildError(f"{what} failed with status {status}; the lines that matter are in the log")
+
+
+def unpack(source: dict[str, Any], work: str, environment: dict[str, str]) -> None:
+    src = os.path.join(work, "src")
+    os.makedirs(src)
+    if source["kind"] == "git":
+        fetch_commit(source, src, environment)
+        return
+    stage(f"unpack {source['path']}")
+    try:
+        found = sha256_of(source["path"])
+        if found != source["sha256"]:
+            raise BuildError(f"{source['path']} has sha256 {found} instead of {source['sha256']}; send it again")
+        with tarfile.open(source["path"], "r:gz") as tar:
+            for member in tar:  # made by our controller and verified, but a name that leads out is refused all the same
+                if not member.isreg() or member.name.startswith("/") or ".." in member.name.split("/"):
+                    raise BuildError(f"{source['path']} holds {member.name!r}, which is no plain file inside it")
+                tar.extract(member, src, set_attrs=True, numeric_owner=True)
+    except (tarfile.TarError, EOFError) as e:
+        raise BuildError(f"{source['path']} cannot be unpacked ({e}); send it again") from e
+
+
+def fetch_commit(source: dict[str, Any], src: str, environment: dict[str, str]) -> None:
+    """A bare commit: no branch and no tag is asked for, and what came is compared with the pin."""
+    stage(f"fetch {source['commit']} from {source['url']}")
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        "LC_ALL": "C.UTF-8",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ADVICE": "0",
+        **environment,
+    }
+    call("git init", ["git", "init", "--quiet", src], env)
+    call(
+        f"fetching {source['commit']} from {source['url']}",
+        ["git", "-C", src, "fetch", "--quiet", "--depth", "1", "--", source["url"], source["commit"]],
+        env,
+    )
+    call(
+        "git checkout",
+        ["git", "-C", src, "-c", "core.autocrlf=false", "checkout", "--quiet", "--detach", source["commit"]],
+        env,
+    )
+    for name, wanted in (("HEAD", source["commit"]), ("HEAD^{tree}", source["tree"])):
+        said = subprocess.run(["git", "-C", src, "rev-parse", name], env=env, stdout=subprocess.PIPE)
+        found = said.stdout.decode().strip()
+        if wanted and found != wanted:
+            raise BuildError(f"{source['url']} gave {found} as {name} of {source['commit']} instead of {wanted}")
+    shutil.rmtree(os.path.join(src, ".git"))  # the build is then the same as from an archive
+
+
+def compile_(a: dict[str, Any], work: str) -> None:
+    src, out = os.path.join(work, "src"), os.path.join(work, "out")
+    os.makedirs(out)
+    env = environment_of(a, work)
+    mapped = f"-ffile-prefix-map={src}/= -ffile-prefix-map={out}/=build/"  # messages name files, not our folders
+    flags = {k: f"{a['options'].get(k, '')} {mapped}".strip() for k in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
+    options = {**a["options"], **flags}
+    stage("configure")
+    call(
+        "configuring", ["cmake", "-S", src, "-B", out, "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items())], env
+    )
+    check_cache(os.path.join(out, "CMakeCache.txt"), options)
+    stage(f"compile {', '.join(a['targets'])} with {a['jobs']} jobs")
+    call("compiling", ["cmake", "--build", out, "-j", str(a["jobs"]), "--target", *a["targets"]], env)
+
+
+def check_cache(path: str, options: dict[str, str]) -> None:
+    """CMake warns and goes on when it can't do what it was asked for: what counts is what it wrote down."""
+    with open(path, encoding="utf-8") as f:
+        cache = dict(re.findall(r"^([A-Za-z0-9_]+):[A-Z]+=(.*)$", f.read(), re.M))
+    for key, wanted in options.items():
+        if cache.get(key) != wanted:
+            raise BuildError(f"cmake made {key}={cache.get(key)} of {key}={wanted}")
+    if options.get("LLAMA_OPENSSL") == "ON" and cache.get("OPENSSL_SSL_LIBRARY", "-NOTFOUND").endswith("-NOTFOUND"):
+        raise BuildError("cmake did not find OpenSSL, so the server could not speak HTTPS; install libssl-dev")
+
+
+def collect(out: str, partial: str, targets: list[str]) -> None:
+    """Copy what runs; `cmake --install` can't, after a build of some targets only."""
+    stage(f"install into {partial}")
+    made = os.path.join(out, "bin")
+    libraries = sorted(n for n in os.listdir(made) if re.search(r"\.so(\.\d+)*$", n))
+    for folder, names in (("bin", targets), ("lib", libraries)):
+        os.makedirs(os.path.join(partial, folder))
+        for name in names:
+            link = os.path.join(made, name)
+            target = os.path.join(partial, folder, name)
+            if os.path.islink(link):  # libllama.so.0 -> libllama.so.0.5.0, in the same folder
+                os.symlink(os.path.basename(os.readlink(link)), target)
+            else:
+                shutil.copyfile(link, target)
+                os.chmod(target, 0o755)
+
+
+def ask_version(partial: str, options: dict[str, str]) -> str:
+    """What the program says of itself, started as a unit would start it."""
+    server = os.path.join(partial, "bin", "llama-server")
+    try:
+        p = subprocess.run(
+            [server, "--version"],
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+        )  # it prints to stderr
+    except subprocess.TimeoutExpired as e:
+        raise BuildError(f"{server} --version did not end within 60 s") from e
+    text = p.stdout.decode("utf-8", "replace").strip()
+    number, commit = options["LLAMA_BUILD_NUMBER"], options["LLAMA_BUILD_COMMIT"]
+    if p.returncode or not re.search(rf"\bbuild {number}\b", text) or commit not in text:
+        said = f"(status {p.returncode}): {text[-300:]}"
+        raise BuildError(f"{server} --version does not name build {number} and commit {commit} {said}")
+    return text
+
+
+def sha256_of(path: str) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        for block in iter(lambda: f.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write_record(partial: str, record: dict[str, Any]) -> None:
+    files = {}
+    for folder in ("bin", "lib"):
+        for name in sorted(os.listdir(os.path.join(partial, folder))):
+            path = os.path.join(partial, folder, name)
+            # of a link: what it leads to
+            files[f"{folder}/{name}"] = {"size": os.path.getsize(path), "sha256": sha256_of(path)}
+    with open(os.path.join(partial, "build.json"), "w", encoding="utf-8") as f:
+        json.dump({**record, "files": files}, f, indent=1, sort_keys=True)
+        f.write("\n")
+
+
+def publish(partial: str, final: str) -> None:
+    for folder, _, names in os.walk(partial):
+        for path in (*(os.path.join(folder, n) for n in names), folder):
+            sync(path)
+    if os.path.lexists(final):  # not whole, or we wouldn't be here
+        shutil.rmtree(final)
+    os.rename(partial, final)
+    sync(os.path.dirname(final))
+
+
+def sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
