@@ -9,8 +9,8 @@ Backend = Literal["cpu"]
 
 TARGETS = ("llama-server", "llama-fit-params", "llama-bench", "llama-gguf-split")
 
-BYTES_PER_JOB = 1536 * 1024**2
-"""Memory that one compiler of the CPU build may need at its worst, in bytes, with room for what runs beside it."""
+BYTES_PER_JOB = 1024**3
+"""Memory for one compiler of the CPU build, in bytes; the largest was seen to take 0.7 GB."""
 
 WORK_BYTES = 1_500_000_000
 """Room that a CPU build takes while it runs: source, objects, the compiler's temporary files, a cache that fills up."""

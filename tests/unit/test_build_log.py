@@ -1,0 +1,85 @@
+"""Logs of failed builds as they were reported: the line that names the cause is among those that are shown."""
+
+from pathlib import Path
+
+import pytest
+
+from wsllama.domain.build_log import diagnose
+from wsllama.host.follow import Meter, lines_that_matter
+
+LOGS = Path(__file__).parents[1] / "data" / "build-log"
+
+CAUSES = {
+    "cc1plus-killed.log": ("fatal error: Killed signal terminated program cc1plus", "compiler_killed_oom"),
+    "clone-no-dns.log": ("Could not resolve host: github.com", "network_fetch_failed"),
+    "cmake-too-old.log": ("CMake 3.18 or higher is required.  You are running version 3.16.3", "cmake_too_old"),
+    "curl-required-by-old-pin.log": ("to disable this feature, set -DLLAMA_CURL=OFF", None),
+    "disk-full-ar.log": ("libggml-cuda.a: No space left on device", "disk_full"),
+    "distro-nvcc-12-0-too-old.log": ("nvcc fatal   : Unsupported gpu architecture 'compute_120a'", None),
+    "fatal-llama-cublas-2.log": ("LLAMA_CUBLAS is deprecated, use GGML_CUDA instead", "fatal_option"),
+    "gcc-too-new-short.log": ("gcc versions later than 12 are not supported!", None),
+    "glibc-cospi-12-9.log": ("exception specification is incompatible", None),
+    "link-cumem-undefined.log": ("undefined reference to `cuMemCreate'", None),
+    "native-no-gpu-cmake.log": ('CUDA_ARCHITECTURES is set to "native", but no GPU was detected.', None),
+    "ninja-missing.log": ('unable to find a build program corresponding to "Ninja"', "ninja_missing"),
+    "nvcc-not-found.log": ("Could not find nvcc, please set CUDAToolkit_ROOT.", None),
+    "ok-then-copy-fails.log": ("cp: target '/opt/llama/bin': No such file or directory", None),
+    "other-host-flag-to-nvcc.log": ("nvcc fatal   : 'f16c': expected a number", None),
+    "windows-nvcc-from-path.log": ("CUDA/v12.8/bin/nvcc.exe", None),
+}
+
+
+def text(name: str) -> str:
+    return (LOGS / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(CAUSES))
+def test_the_cause_is_shown_also_out_of_a_long_log(name: str) -> None:
+    noise = "".join(f"[{i:3d}%] Building CXX object x/error-{i}.cpp.o\n" for i in range(100))
+    warnings = "x.cpp:1:2: warning: unused parameter ‘error’ [-Wunused-parameter]\n" * 40
+    shown = lines_that_matter(noise + warnings + text(name))
+    assert CAUSES[name][0] in "\n".join(shown)
+    assert len(shown) <= 12
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in LOGS.iterdir()))
+def test_known_causes_are_named_and_others_are_not_invented(name: str) -> None:
+    found = diagnose(text(name))
+    assert (found.id if found else None) == CAUSES.get(name, ("", None))[1]
+    if found:
+        assert diagnose("\n".join(lines_that_matter(text(name)))) == found
+
+
+def test_consequences_are_left_out_and_long_lines_cut() -> None:
+    log = (
+        "FAILED: a.o \n/usr/bin/c++ "
+        + "-I/x " * 200
+        + "-c a.cpp\na.cpp:1:1: error: "
+        + "x" * 999
+        + "\nninja: build stopped: subcommand failed.\n"
+    )
+    shown = lines_that_matter(log)
+    assert shown[0] == "FAILED: a.o"
+    assert shown[1].startswith("a.cpp:1:1: error:")
+    assert len(shown[1]) == 300
+    assert len(shown) == 2
+
+
+def test_without_any_sign_the_last_lines_are_shown() -> None:
+    assert lines_that_matter("".join(f"line {i}\n\n" for i in range(30)), limit=3) == ["line 27", "line 28", "line 29"]
+    assert lines_that_matter("") == []
+
+
+def test_the_first_errors_are_kept_when_there_are_too_many() -> None:
+    shown = lines_that_matter("".join(f"a.cpp:{i}:1: error: no\n" for i in range(99)), limit=4)
+    assert shown == [f"a.cpp:{i}:1: error: no" for i in range(4)]
+
+
+def test_progress_is_shown_every_few_percent_with_the_time() -> None:
+    meter = Meter(started=1000.0)
+    lines = ["==> configure", *(f"[{i:3d}%] Building {i}" for i in range(101)), "noise", "==> install"]
+    shown = [s for i, line in enumerate(lines) if (s := meter.shown(line, 1000.0 + i))]
+    assert shown[0] == "==> configure (0:00)"
+    assert shown[1:4] == ["[  0%] 0:01", "[  5%] 0:06", "[ 10%] 0:11"]
+    assert shown[-2:] == ["[100%] 1:41", "==> install (1:43)"]
+    assert len(shown) == 23
