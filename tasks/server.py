@@ -1,0 +1,32 @@
+"""The service: key, unit, release, running."""
+
+from pyinfra import host
+from pyinfra.api import deploy
+
+from wsllama import layout
+from wsllama.domain.server_flags import is_loopback
+from wsllama.guard import settings_of
+from wsllama.operations import server
+from wsllama.operations.files import File, render
+from wsllama.operations.release import looks, wanted
+
+
+@deploy("server")
+def apply() -> None:
+    settings = settings_of(host)
+    unit = render(
+        "llama-server.service.j2",
+        current=layout.CURRENT,
+        unit=layout.UNIT,
+        user=layout.USER,
+        wsl=settings.platform == "wsl",
+        loopback=is_loopback(settings.server.host),
+        lock_memory="mlock" in settings.server.load_mode,
+    )
+    read_at_start = [layout.UNIT_FILE]
+    if settings.server.api_key:
+        read_at_start += [layout.API_KEY]
+        server.secret(layout.API_KEY, layout.USER, name="API key")
+    server.release(looks(settings), lambda now: wanted(now, settings), name="release")
+    server.unit(File(layout.UNIT_FILE, unit), name="unit")
+    server.service(read_at_start, name="service")

@@ -1,0 +1,107 @@
+"""llama-server's arguments: which ones follow from the settings, which ones nobody may add. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Any
+
+# Arguments that settings own (a second one would silently win), by each spelling of llama-server's --help at the pin.
+OWNED = {
+    "--model": "model.path",
+    "-m": "model.path",
+    "--alias": "model.alias",
+    "-a": "model.alias",
+    "--host": "server.host",
+    "--port": "server.port",
+    "--ctx-size": "server.ctx_size",
+    "-c": "server.ctx_size",
+    "--parallel": "server.parallel",
+    "-np": "server.parallel",
+    "--kv-unified": "server.parallel",
+    "-kvu": "server.parallel",
+    "--cache-type-k": "server.cache_type_k",
+    "-ctk": "server.cache_type_k",
+    "--cache-type-v": "server.cache_type_v",
+    "-ctv": "server.cache_type_v",
+    "--flash-attn": "server.flash_attn",
+    "-fa": "server.flash_attn",
+    "--batch-size": "server.batch_size",
+    "-b": "server.batch_size",
+    "--ubatch-size": "server.ubatch_size",
+    "-ub": "server.ubatch_size",
+    "--threads": "server.threads",
+    "-t": "server.threads",
+    "--gpu-layers": "server.n_gpu_layers",
+    "--n-gpu-layers": "server.n_gpu_layers",
+    "-ngl": "server.n_gpu_layers",
+    "--n-cpu-moe": "server.n_cpu_moe",
+    "-ncmoe": "server.n_cpu_moe",
+    "--load-mode": "server.load_mode",
+    "-lm": "server.load_mode",
+    "--cache-ram": "server.cache_ram",
+    "-cram": "server.cache_ram",
+    "--ctx-checkpoints": "server.ctx_checkpoints",
+    "-ctxcp": "server.ctx_checkpoints",
+    "--reasoning-budget": "server.reasoning_budget",
+    "--metrics": "server.metrics",
+    "--slots": "server.slots",
+    "--no-slots": "server.slots",
+    "--api-key-file": "server.api_key",
+}
+# Arguments with a reason against each (facts on operation: a secret in a process list; placement lines need -lv 4).
+FORBIDDEN = {
+    "--api-key": "a key among the arguments is readable by every user of the host; set server.api_key",
+    "--verbosity": "the deploy reads the log at verbosity 4",
+    "--log-verbosity": "the deploy reads the log at verbosity 4",
+    "-lv": "the deploy reads the log at verbosity 4",
+    "--log-disable": "the deploy reads the log",
+    "--log-file": "the log belongs into the journal",
+    "--models-dir": "the server serves one model",
+    "--models-preset": "the server serves one model",
+    "-hf": "the model is verified before it is served; set model.path",
+    "--hf-repo": "the model is verified before it is served; set model.path",
+}
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a listening address is reachable from this machine only; `host` is an IP address or localhost."""
+    return host == "localhost" or ipaddress.ip_address(host).is_loopback
+
+
+def refused(extra: Sequence[str]) -> list[str]:
+    """Say why each of these additional arguments can't be given; an empty list when all can."""
+    out = []
+    for word in extra:
+        flag = word.split("=", 1)[0].replace("_", "-") if word.startswith("-") else ""
+        if flag in OWNED:
+            out.append(f"extra_args may not hold {flag}: set {OWNED[flag]}")
+        elif flag in FORBIDDEN:
+            out.append(f"extra_args may not hold {flag}: {FORBIDDEN[flag]}")
+    return out
+
+
+def arguments(server: Any, alias: str, model_file: str, key_file: str) -> list[str]:
+    """llama-server's argument words.
+
+    server: the settings' `Server` topic; alias: id for clients; model_file, key_file: absolute paths on the host. `-np` alone
+    divides the context by the slots (llama-context.cpp:292-307 at the pin), so `--kv-unified` stands beside it. -lv 4 makes
+    placement and buffer lines visible (common/log.cpp:529-540).
+    """
+    words = ["--model", model_file, "--alias", alias, "--host", server.host, "--port", str(server.port)]
+    words += ["--ctx-size", str(server.ctx_size), "--parallel", str(server.parallel), "--kv-unified"]
+    words += ["--cache-type-k", server.cache_type_k, "--cache-type-v", server.cache_type_v, "--flash-attn", server.flash_attn]
+    for flag, value in (
+        ("--batch-size", server.batch_size),
+        ("--ubatch-size", server.ubatch_size),
+        ("--threads", server.threads),
+        ("--n-gpu-layers", server.n_gpu_layers),
+        ("--n-cpu-moe", server.n_cpu_moe),
+    ):
+        words += [] if value is None else [flag, str(value)]
+    words += ["--load-mode", server.load_mode, "--cache-ram", str(server.cache_ram)]
+    words += ["--ctx-checkpoints", str(server.ctx_checkpoints), "--reasoning-budget", str(server.reasoning_budget)]
+    words += ["--metrics"] if server.metrics else []
+    words += ["--slots" if server.slots else "--no-slots"]
+    words += ["--api-key-file", key_file] if server.api_key else []
+    return [*words, "--log-verbosity", "4", "--offline", *server.extra_args]

@@ -1,0 +1,65 @@
+"""The private names of pyinfra that we use, all of them; tests/unit/test_engine.py fails when one goes. Hence pyinfra < 3.11."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+def wrap_connect(wrapper: Callable[[Any, Callable[[Any], None]], None]) -> None:
+    """Put `wrapper(state, stock)` in the place of the one function that connects: the only point between inventory and hosts."""
+    import pyinfra_cli.cli as cli
+
+    stock = cli.connect_all
+    cli.connect_all = lambda state: wrapper(state, stock)
+
+
+def command_line() -> dict[str, Any]:
+    """Options of the pyinfra command that runs."""
+    import click
+
+    return dict(click.get_current_context().params)
+
+
+def never_ask(state: Any, fail_percent: int | None) -> None:
+    """A failing host in a dry run fails; stock asks "continue?", also without a terminal."""
+    state.should_raise_failed_hosts = None
+    state.config.FAIL_PERCENT = fail_percent
+
+
+def stop(state: Any) -> None:
+    """End what runs, at once: stock waits for a place in the pool, which is the end of the running operation."""
+    state.pool.kill(block=False)
+
+
+def operation_hash(meta: Any) -> str:
+    """The identity that callbacks get of an operation."""
+    return str(meta._hash)
+
+
+def hold_detection(state: Any) -> bool:
+    """Keep pyinfra from looking for changes as each operation is called; returns whether it is to look at all."""
+    state.detect = getattr(state, "detect", state.check_for_changes)
+    state.check_for_changes = False
+    return bool(state.detect)
+
+
+def detect(state: Any, host: Any) -> None:
+    """Look for the changes of all operations that this host has registered."""
+    this = state.inventory.get_host(host.name)
+    for op_hash in list(host.op_hash_order):
+        if this in state.active_hosts:
+            _ = state.ops[this][op_hash].operation_meta.will_change
+
+
+def read_inventory(name: str, cwd: str, data: dict[str, Any] | None = None, group_data: Sequence[str] = ()) -> Any:
+    """The inventory as the pyinfra command reads it: a file, hosts, a connector; `group_data` is looked for in `cwd`."""
+    from pyinfra_cli.inventory import make_inventory
+
+    return make_inventory(name, override_data=data or {}, cwd=cwd, group_data_directories=list(group_data))
+
+
+def levels(inventory: Any, host: Any) -> list[dict[str, Any]]:
+    """Data of a host, the weakest first: all, groups in their order, the host's own, the command line's."""
+    groups = [inventory.get_group_data(name) for name in host.groups]
+    return [inventory.get_data(), *groups, inventory.get_host_data(host.name), inventory.get_override_data()]

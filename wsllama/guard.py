@@ -1,0 +1,132 @@
+"""Refuses what can be known to be wrong before anything connects. config.py installs it; pyinfra runs config.py first.
+
+Stock pyinfra can't refuse between reading the inventory and connecting, and exits 0 for an unknown inventory, an empty one, a
+`--limit` without match, `--no-wait` with failed hosts and Ctrl-C (facts on pyinfra, 0.2).
+"""
+
+from __future__ import annotations
+
+import atexit
+import signal
+import socket
+import sys
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from typing import Any
+
+import click
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.state import BaseStateCallback
+
+from wsllama import engine
+from wsllama.facts import probe
+from wsllama.settings import Settings, local_problems, merge, parse
+
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+_installed = False
+_last_words: list[str] = []
+
+
+def settings_of(host: Any) -> Settings:
+    """Settings of a host, read once; the guard has refused wrong ones before. Raises PyinfraError with all errors otherwise."""
+    known = host.connector_data
+    if "wsllama.settings" not in known:
+        found, errors = parse(merge(engine.levels(host.inventory, host)))
+        if found is None:
+            raise PyinfraError("; ".join(errors))
+        known["wsllama.settings"] = found
+    settings: Settings = known["wsllama.settings"]
+    return settings
+
+
+def settings_errors(inventory: Any, hosts: Iterable[Any]) -> list[str]:
+    """Everything that is wrong in the settings of these hosts and in the files here that they name, each with its host."""
+    out = []
+    for host in hosts:
+        found, errors = parse(merge(engine.levels(inventory, host)))
+        out += [f"{host.name}: {e}" for e in (errors if found is None else local_problems(found))]
+    return out
+
+
+def errors(state: Any, given: dict[str, Any]) -> list[str]:
+    """Every reason not to connect, each one sentence.
+
+    state: pyinfra's, with the inventory read; given: options of the command line.
+    """
+    every, hosts = list(state.inventory), [h for h in state.inventory if state.is_host_in_limit(h)]
+    deploys = any(str(o).endswith(".py") for o in given.get("operations") or ())
+    unmatched = [
+        pattern
+        for pattern in given.get("limit") or ()
+        if pattern not in state.inventory.groups and not any(fnmatch(h.name, pattern) for h in every)
+    ]
+    asks = deploys and not (given.get("yes") or given.get("dry") or given.get("json_output") or sys.stdin.isatty())
+    out = [] if every else [f"the inventory {given.get('inventory')} holds no host"]
+    out += [f"--limit {p} matches no host and no group of the inventory" for p in unmatched if every]
+    out += ["--limit and --exclude leave no host"] if every and not hosts and not unmatched else []
+    out += ["--no-wait reports success for hosts that failed: leave it out"] if given.get("no_wait") else []
+    out += ["there is no terminal to ask on: give -y to change things, or --dry to look"] if asks else []
+    return out + (settings_errors(state.inventory, hosts) if deploys else [])
+
+
+class _Callbacks(BaseStateCallback):  # type: ignore[misc]
+    @staticmethod
+    def host_connect(state: Any, host: Any) -> None:
+        """On every connect: without NODELAY Nagle costs 40 ms a command; a quiet build outlives a NAT's memory with keepalive."""
+        client = getattr(host.connector, "client", None)
+        transport = client and client.get_transport()
+        if transport:
+            transport.set_keepalive(15)
+        if hasattr(getattr(transport, "sock", None), "setsockopt"):  # a ProxyJump's channel has none
+            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @staticmethod
+    def operation_host_success(state: Any, host: Any, op_hash: str, *_: Any, **__: Any) -> None:
+        if op_hash not in probe.memo(host).own:  # a stock operation may have changed anything
+            probe.drop(host)
+
+
+def _interrupted(state: Any) -> None:
+    """Stock exits 0, and only after the running operation."""
+    click.echo("interrupted: what runs as a unit on a host goes on there, and the next run follows it", err=True)
+    engine.stop(state)
+    sys.exit(EXIT_INTERRUPTED)
+
+
+def _connect(state: Any, stock: Any) -> None:
+    given = engine.command_line()
+    if found := errors(state, given):
+        for sentence in found:
+            click.echo(f"refused: {sentence}", err=True)
+        sys.exit(EXIT_REFUSED)
+    if given.get("dry"):
+        engine.never_ask(state, given.get("fail_percent"))
+    state.add_callback_handler(_Callbacks())
+    signal.signal(signal.SIGINT, lambda *_: _interrupted(state))
+    atexit.register(_farewell)
+    stock(state)
+
+
+def install() -> None:
+    """Stand between inventory and hosts; called by config.py."""
+    global _installed
+    if not _installed:
+        engine.wrap_connect(_connect)
+        _installed = True
+
+
+def required() -> None:
+    """Called by deploy.py: raises PyinfraError when config.py was not read, which happens in another folder."""
+    if not _installed:
+        raise PyinfraError("config.py was not read: run pyinfra in the project's own folder, or give --chdir")
+
+
+def at_the_end(lines: Iterable[str]) -> None:
+    """Say these lines as the last ones of the run, behind pyinfra's results."""
+    _last_words.extend(lines)
+
+
+def _farewell() -> None:
+    for line in _last_words:
+        click.echo(line, err=True)

@@ -1,0 +1,192 @@
+"""Runs on the host: asks the server until it answers as wanted; the last line is one JSON document with what was found.
+
+A server without a model answers /health too (router mode, server.cpp:139-141 at the pin), and a server that loads answers 503:
+so the model's name and a real reply are what counts, and waiting is told.
+"""
+
+import json
+import os
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+
+# What llama-server logs when a chat template can't be used: at start, replaced by another, or at a request.
+TEMPLATE_TROUBLE = re.compile(
+    r"chat template (?:parsing error|is not supported|that comes with this model is not)"
+    r"|[Jj]inja (?:[Ee]xception|error)|template[^\n]*?(?:[Ff]ailed|exception)|Unable to generate parser for this template"
+    r"|falling back to chatml"
+)
+
+
+class NotAccepted(Exception):
+    """One sentence."""
+
+
+class Server:
+    def __init__(self, a):
+        self.a, self.key = a, None
+        if a.get("key_file"):
+            with open(a["key_file"], encoding="utf-8") as f:
+                self.key = f.read().split()[0]
+
+    def ask(self, path, body=None, timeout=10):
+        """Status and JSON (or text) of one request; status 0 when nobody answered."""
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = "Bearer " + self.key
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through somebody's proxy
+            with opener.open(urllib.request.Request(self.a["url"] + path, data, headers), timeout=timeout) as r:
+                status, text = r.status, r.read().decode("utf-8", "replace")
+        except urllib.error.HTTPError as e:
+            status, text = e.code, e.read().decode("utf-8", "replace")
+        except OSError as e:
+            return 0, str(getattr(e, "reason", e))
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, text
+
+    def chat(self, question, **more):
+        body = {"model": self.a["alias"], "messages": [{"role": "user", "content": question}], **more}
+        status, got = self.ask("/v1/chat/completions", body, self.a["request_timeout_s"])
+        if status != 200:
+            error = got.get("error", got) if isinstance(got, dict) else got
+            raise NotAccepted(f"a chat request got status {status}: {json.dumps(error)[:500]}")
+        return got
+
+
+def show(unit):
+    names = "ActiveState,SubState,Result,NRestarts,InvocationID,MainPID,ExecMainStatus"
+    p = subprocess.run(["systemctl", "show", "-p", names, unit], stdout=subprocess.PIPE, text=True)
+    return dict(line.split("=", 1) for line in p.stdout.splitlines() if "=" in line)
+
+
+def journal(unit, invocation, lines=None):
+    """The log of one start of the unit, without journald's prefix."""
+    command = ["journalctl", "-q", "-o", "cat", "--no-pager", "_SYSTEMD_INVOCATION_ID=" + invocation]
+    command = command if invocation else ["journalctl", "-q", "-o", "cat", "--no-pager", "-u", unit]
+    p = subprocess.run(command + (["-n", str(lines)] if lines else []), stdout=subprocess.PIPE, errors="replace", text=True)
+    return p.stdout
+
+
+def wait(server, a):
+    """Until /health is 200; 503 is loading. A unit that gave up, or that starts again and again, ends the wait."""
+    began, told, first = time.monotonic(), time.monotonic(), show(a["unit"])
+    while True:
+        status, _got = server.ask("/health", timeout=5)
+        now, seconds = show(a["unit"]), time.monotonic() - began
+        if status == 200:
+            return
+        if now["ActiveState"] in ("failed", "inactive"):
+            raise NotAccepted("{} ended while it was starting ({}, status {})".format(a["unit"], now["Result"], now["ExecMainStatus"]))
+        if int(now["NRestarts"] or 0) - int(first["NRestarts"] or 0) >= 2:
+            raise NotAccepted("{} starts again and again".format(a["unit"]))
+        if seconds > a["start_timeout_s"]:
+            raise NotAccepted("/health was not ready after %d s (last answer: status %s)" % (seconds, status))
+        if time.monotonic() - told >= 5:
+            told = time.monotonic()
+            print("%s, %d s" % ("the model is being loaded" if status == 503 else "waiting for the server", seconds), flush=True)
+        time.sleep(0.2)
+
+
+def named(server, a):
+    status, got = server.ask("/v1/models")
+    if status != 200:
+        raise NotAccepted(f"/v1/models got status {status}")
+    ids = [m.get("id") for m in got.get("data", [])]
+    if a["alias"] not in ids:
+        raise NotAccepted("/v1/models names {}, not {}".format(", ".join(map(str, ids)) or "no model", a["alias"]))
+
+
+def message(reply):
+    choice = (reply.get("choices") or [{}])[0]
+    found = choice.get("message") or {}
+    if found.get("role") != "assistant":
+        raise NotAccepted(f"the reply holds no assistant message: {json.dumps(reply)[:300]}")
+    return found.get("content") or "", found.get("reasoning_content") or "", choice.get("finish_reason")
+
+
+def without_thinking(server, a):
+    kwargs = {"enable_thinking": False}
+    content, _, finish = message(server.chat(a["prompt"], max_tokens=a["answer_tokens"], chat_template_kwargs=kwargs))
+    if not content.strip():
+        raise NotAccepted(f"with thinking off the reply was empty (finish reason {finish})")
+    return content
+
+
+def with_thinking(server, a):
+    budget = a["thinking_tokens"]
+    more = {"max_tokens": a["answer_tokens"] + max(budget, 0), "chat_template_kwargs": {"enable_thinking": True}}
+    if budget >= 0:
+        more["reasoning_budget_tokens"] = budget
+    content, reasoning, finish = message(server.chat(a["prompt"], **more))
+    if not content.strip():
+        cause = "thinking used up all %d tokens" % more["max_tokens"] if finish == "length" else f"finish reason {finish}"
+        raise NotAccepted("with thinking on there was no answer, only %d characters of reasoning: %s;"
+                          " give acceptance.thinking_tokens a limit or raise answer_tokens" % (len(reasoning), cause))
+    return {"content": content, "reasoning": reasoning, "finish_reason": finish}
+
+
+def output(*command):
+    try:
+        p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return p.stdout.strip() if p.returncode == 0 else None
+
+
+def record(server, a):
+    """What this release was when it was accepted: the baseline to compare later runs with."""
+    status, props = server.ask("/props")
+    props = props if status == 200 else {}
+    query = "--query-gpu=name,memory.total,driver_version"
+    gpu = next((g for tool in ("/usr/lib/wsl/lib/nvidia-smi", "/usr/bin/nvidia-smi") if os.path.exists(tool)
+                for g in [output(tool, query, "--format=csv,noheader")]), None)
+    with open("/proc/meminfo", encoding="ascii") as f:
+        memory = {m[0]: int(m[1]) * 1024 for m in re.findall(r"^(MemTotal|MemAvailable|SwapTotal): +(\d+) kB", f.read(), re.M)}
+    status_of = "/proc/{}/status".format(show(a["unit"])["MainPID"])
+    with open(status_of, encoding="ascii", errors="replace") as f:
+        resident = re.search(r"^VmRSS:\s+(\d+) kB", f.read(), re.M)
+    log = journal(a["unit"], show(a["unit"])["InvocationID"])
+    kv = re.search(r"size = .*K \((\w+)\):.*V \((\w+)\):", log)
+    with open(os.path.join(a["release"], "release.json"), encoding="utf-8") as f:
+        release = json.load(f)
+    return {
+        "version": output(a["program"], "--version"),
+        "gpu": gpu or "none seen",
+        "memory": memory,
+        "server_rss": int(resident[1]) * 1024 if resident else None,
+        "model": release.get("model"),
+        "build": release.get("build"),
+        "n_ctx": props.get("default_generation_settings", {}).get("n_ctx"),
+        "kv_type": {"k": kv[1], "v": kv[2]} if kv else "not in the log",
+        "accepted": time.time(),
+    }
+
+
+def main(a):
+    found = {"ok": False, "invocation": None}
+    try:
+        server = Server(a)
+        wait(server, a)
+        if a.get("only") == "wait":
+            return
+        found["invocation"] = show(a["unit"])["InvocationID"]
+        named(server, a)
+        found["answer"] = without_thinking(server, a)
+        if a["whole"]:
+            found["reply"] = with_thinking(server, a)
+            if trouble := [x for x in journal(a["unit"], found["invocation"]).splitlines() if TEMPLATE_TROUBLE.search(x)]:
+                raise NotAccepted(f"the log speaks of a template error: {trouble[0].strip()}")
+            found["baseline"] = record(server, a)
+        found["ok"] = True
+    except (NotAccepted, OSError) as e:
+        if a.get("only") == "wait":
+            return  # the question that follows says what is wrong
+        found["error"] = str(e)
+        found["log"] = journal(a["unit"], show(a["unit"])["InvocationID"], 25).splitlines()
+    print(json.dumps(found))

@@ -1,0 +1,69 @@
+"""Runs on the host: makes directories, files and links as wanted; each file atomically (written aside, fsync, rename)."""
+
+import base64
+import grp
+import os
+import pwd
+import secrets
+import shutil
+
+
+def own(path, wanted):
+    os.chown(path, pwd.getpwnam(wanted["user"]).pw_uid, grp.getgrnam(wanted["group"]).gr_gid)
+    os.chmod(path, int(wanted["mode"], 8))
+
+
+def gone(path):
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        os.unlink(path)
+
+
+def sync(folder):
+    fd = os.open(folder, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def directory(path, wanted):
+    if not os.path.isdir(path) or os.path.islink(path):
+        gone(path)
+        os.makedirs(path)
+    own(path, wanted)
+
+
+def write(path, wanted):
+    aside = "%s/.%s.%d.tmp" % (os.path.dirname(path), os.path.basename(path), os.getpid())
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as f:
+            f.write(base64.b64decode(wanted["data"]))
+            f.flush()
+            os.fsync(f.fileno())
+        own(aside, wanted)
+        if os.path.isdir(path) and not os.path.islink(path):
+            gone(path)
+        os.replace(aside, path)
+    except BaseException:
+        gone(aside)
+        raise
+    sync(os.path.dirname(path))
+
+
+def main(wants):
+    for wanted in wants:
+        path = wanted["path"]
+        try:
+            if wanted["kind"] == "absent":
+                gone(path)
+            elif wanted["kind"] == "directory":
+                directory(path, wanted)
+            elif wanted.get("secret"):
+                write(path, dict(wanted, data=base64.b64encode(secrets.token_urlsafe(32).encode() + b"\n")))
+            elif "data" in wanted:
+                write(path, wanted)
+            else:
+                own(path, wanted)
+        except OSError as e:
+            raise SystemExit(f"{path} can't be written: {e.strerror}") from None

@@ -1,0 +1,262 @@
+"""Runs on the host: says what the host is, facet by facet, in one JSON line. Each function is one facet: keys in, keys out.
+
+`models`, `builds` and `releases` judge by cheap looks (stat against a record that was made when the bytes were verified).
+"""
+
+import grp
+import hashlib
+import json
+import os
+import platform
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import sys
+
+SMALL = 1 << 20  # configuration files are hashed; what is larger than this in bytes isn't one
+
+
+def _name(table, number):
+    try:
+        return table(number)[0]
+    except KeyError:
+        return str(number)
+
+
+def _text(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as f:
+            return f.read()
+    except OSError:
+        return ""
+
+
+def _json(path):
+    try:
+        return json.loads(_text(path) or "null")
+    except ValueError:
+        return None
+
+
+def files(paths):
+    out = {}
+    for path, known in paths.items():
+        try:
+            s = os.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            out[path] = None
+            continue
+        d = {
+            "mode": format(stat.S_IMODE(s.st_mode), "o"),
+            "user": _name(pwd.getpwuid, s.st_uid),
+            "group": _name(grp.getgrgid, s.st_gid),
+            "size": s.st_size,
+            "mtime_ns": s.st_mtime_ns,
+        }
+        if stat.S_ISLNK(s.st_mode):
+            d.update(kind="link", target=os.readlink(path))
+        elif stat.S_ISDIR(s.st_mode):
+            d.update(kind="directory")
+        elif stat.S_ISREG(s.st_mode):
+            d.update(kind="file")
+            if s.st_size <= SMALL:
+                with open(path, "rb") as f:
+                    data = f.read()
+                d["sha256"] = hashlib.sha256(data).hexdigest()
+                if known and known != d["sha256"] and len(data) < 65536:  # for --diff
+                    d["text"] = data.decode("utf-8", "replace")
+        else:
+            d.update(kind="other")
+        out[path] = d
+    return out
+
+
+def originals(paths):
+    """Files that are copied from: what tells that one is the same still, links followed."""
+    out = dict.fromkeys(paths)
+    for path in paths:
+        try:
+            s = os.stat(path)
+        except OSError:
+            continue
+        if stat.S_ISREG(s.st_mode):
+            out[path] = {"path": os.path.realpath(path), "size": s.st_size, "mtime_ns": s.st_mtime_ns, "inode": s.st_ino}
+    return out
+
+
+def packages(names):
+    with open("/var/lib/dpkg/status", "rb") as f:
+        status = f.read()
+    out = {}
+    for name in names:
+        pattern = rb"(?:\A|\n)Package: " + re.escape(name.encode()) + rb"\nStatus: (.*)\n(?:[^\n]+\n)*?Version: (.*)\n"
+        found = re.search(pattern, status)
+        out[name] = found[2].decode() if found and found[1].endswith(b" installed") else None
+    return out
+
+
+def users(names):
+    out = {}
+    for name in names:
+        try:
+            p = pwd.getpwnam(name)
+            out[name] = {"group": _name(grp.getgrgid, p.pw_gid), "home": p.pw_dir, "shell": p.pw_shell}
+        except KeyError:
+            out[name] = None
+    return out
+
+
+def units(names):
+    wanted = "Id,LoadState,ActiveState,SubState,UnitFileState,NeedDaemonReload,InvocationID,MainPID,Result,NRestarts"
+    p = subprocess.run(["systemctl", "show", "-p", wanted, *names], stdout=subprocess.PIPE, text=True)
+    blocks = [dict(line.split("=", 1) for line in b.splitlines() if line) for b in p.stdout.strip().split("\n\n")]
+    return dict(zip(names, blocks, strict=False))
+
+
+def stamps(paths):
+    return {path: _text(path).strip() or None for path in paths}
+
+
+def disk(paths):
+    """Free bytes on the file system that each path is on, or will be."""
+    out = {}
+    for path in paths:
+        there = path
+        while not os.path.exists(there):
+            there = os.path.dirname(there)
+        out[path] = shutil.disk_usage(there).free
+    return out
+
+
+def _listeners():
+    """Inode and address of each listening TCP socket, from the kernel's own tables."""
+    for table, any_address in (("/proc/net/tcp", "00000000"), ("/proc/net/tcp6", "0" * 32)):
+        for line in _text(table).splitlines()[1:]:
+            word = line.split()
+            if word[3] == "0A":
+                address, port = word[1].split(":")
+                yield int(port, 16), "*" if address == any_address else address, word[9]
+
+
+def ports(numbers):
+    """Who listens on a port: the unit or the program's name; None when nobody does."""
+    out = dict.fromkeys(numbers)
+    for port, _, inode in _listeners():
+        if str(port) in out and out[str(port)] is None:
+            out[str(port)] = _owner(f"socket:[{inode}]") or "another program"
+    return out
+
+
+def _owner(socket):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if any(os.readlink(f"/proc/{pid}/fd/{fd}") == socket for fd in os.listdir(f"/proc/{pid}/fd")):
+                unit = re.search(r"/([^/]+\.service)$", _text(f"/proc/{pid}/cgroup"), re.M)
+                return unit[1] if unit else "{} (pid {})".format(_text(f"/proc/{pid}/comm").strip(), pid)
+        except OSError:  # it ended meanwhile
+            continue
+    return None
+
+
+def system(keys):
+    release = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', _text("/etc/os-release"), re.M))
+    memory = dict(re.findall(r"^(\w+): +(\d+) kB", _text("/proc/meminfo"), re.M))
+    cpu = re.search(r"^(?:flags|Features)\s*: (.*)$", _text("/proc/cpuinfo"), re.M)
+    model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.M)
+    kernel = _text("/proc/sys/kernel/osrelease").strip()
+    traces = [name for name, there in (
+        (f"kernel release {kernel}", "microsoft" in kernel.lower() or "wsl" in kernel.lower()),
+        ("/run/WSL", os.path.isdir("/run/WSL")),
+        ("/dev/dxg", os.path.exists("/dev/dxg")),
+    ) if there]
+    found = {
+        "systemd": os.path.isdir("/run/systemd/system"),
+        "wsl": traces,
+        "kernel": kernel,
+        "distro": "{}-{}".format(release.get("ID", "unknown"), release.get("VERSION_ID", "unknown")),
+        "codename": release.get("VERSION_CODENAME", ""),
+        "arch": platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": {"model": model[1] if model else "", "flags": sorted(cpu[1].split()) if cpu else []},
+        "memory_total": int(memory.get("MemTotal", 0)) * 1024,
+        "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
+        "python": "%d.%d.%d" % sys.version_info[:3],
+        "root": os.geteuid() == 0,
+    }
+    return {key: found[key] for key in keys}
+
+
+def _same(path, record):
+    """Whether the file is still the one that the record was made of: no byte of it is read."""
+    try:
+        s = os.stat(path)
+    except OSError:
+        return False
+    return all(getattr(s, "st_" + name) == record[name] for name in ("size", "mtime_ns", "ino") if name in record)
+
+
+def builds(roots):
+    """Build id -> what its record says, when everything that was installed is still there in its size; else None."""
+    out = {}
+    for root in roots:
+        for entry in sorted(os.listdir(root)) if os.path.isdir(root) else ():
+            path = os.path.join(root, entry, "build.json")
+            record = None if entry.startswith(".") else _json(path)
+            if record:
+                whole = all(_same(os.path.join(root, entry, name), {"size": f["size"]}) for name, f in record["files"].items())
+                made = os.stat(path)
+                known = {"commit": record["commit"], "version": record["version"], "made": [made.st_ino, made.st_mtime_ns]}
+                out[entry] = known if whole else None
+    return dict.fromkeys(roots, out)
+
+
+def models(roots):
+    """Folder/file -> its stamp, and whether the file is still the one that was verified."""
+    out = {}
+    for root in roots:
+        for folder in sorted(os.listdir(root)) if os.path.isdir(root) else ():
+            where = os.path.join(root, folder)
+            if folder.startswith(".") or not os.path.isdir(where):
+                continue
+            for name in sorted(os.listdir(where)):
+                stamp = _json(os.path.join(where, name + ".stamp"))
+                if stamp:
+                    record = {"size": stamp["size"], "mtime_ns": stamp["mtime_ns"], "ino": stamp["inode"]}
+                    out[f"{folder}/{name}"] = dict(stamp, intact=_same(os.path.join(where, name), record))
+    return dict.fromkeys(roots, out)
+
+
+def releases(roots):
+    """Number -> digest of each whole release, and which number `current` and `last-good` name."""
+    out = {}
+    for root in roots:
+        folder, found = os.path.join(root, "releases"), {}
+        for entry in os.listdir(folder) if os.path.isdir(folder) else ():
+            record = _json(os.path.join(folder, entry, "release.json")) if entry.isdigit() else None
+            if record and _whole(os.path.join(folder, entry), record):
+                accepted = os.path.exists(os.path.join(folder, entry, "baseline.json"))
+                found[entry] = {"digest": record["digest"], "accepted": accepted, "model": record["model"], "build": record["build"]}
+        out[root] = {"numbers": found, "highest": max([int(e) for e in os.listdir(folder) if e.isdigit()] or [0]) if os.path.isdir(folder) else 0}
+        for link in ("current", "last-good"):
+            try:
+                target = os.readlink(os.path.join(root, link))
+            except OSError:
+                target = ""
+            out[root][link] = target[len("releases/"):] if target.startswith("releases/") else None
+    return out
+
+
+def _whole(folder, record):
+    try:
+        links = all(os.readlink(os.path.join(folder, name)) == target for name, target in record["links"].items())
+    except OSError:
+        return False
+    return links and all(
+        hashlib.sha256(_text(os.path.join(folder, name)).encode()).hexdigest() == sha for name, sha in record["sha256"].items()
+    )
+
+
+def main(spec):
+    print(json.dumps({facet: globals()[facet](keys) for facet, keys in spec.items() if keys}))

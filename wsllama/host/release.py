@@ -1,0 +1,112 @@
+"""Runs on the host: makes a release, switches to it, records that it was accepted, or goes back to the last good one.
+
+    releases/<n>/build      link to the build            releases/<n>/args, env   files of the unit
+    releases/<n>/model      link to the model's folder   releases/<n>/release.json
+    current -> releases/<n>                              last-good -> releases/<n>
+
+Whatever switches takes a lock, so two runs at once can't interleave; every step is a rename.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+
+
+def sync(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def put(path, text):
+    with open(path + ".tmp", "w", encoding="utf-8") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(path + ".tmp", path)
+    sync(os.path.dirname(path))
+
+
+def link(path, target):
+    aside = "%s.%d.tmp" % (path, os.getpid())
+    os.symlink(target, aside)
+    if os.path.isdir(path) and not os.path.islink(path):
+        os.rename(path, "%s.%d.moved" % (path, time.time()))  # somebody's folder in our link's place: kept, out of the way
+    os.replace(aside, path)
+    sync(os.path.dirname(path))
+
+
+def make(a):
+    """A new release folder; `links` and `files` are all that is in it besides release.json."""
+    folder = os.path.join(a["root"], "releases", str(a["number"]))
+    partial = os.path.join(a["root"], "releases", ".partial-{}".format(a["number"]))
+    for old in (partial, folder):  # a folder of this number is one that the probe found broken
+        shutil.rmtree(old, ignore_errors=True)
+    os.makedirs(partial)
+    for name, target in a["links"].items():
+        os.symlink(target, os.path.join(partial, name))
+    for name, text in a["files"].items():
+        put(os.path.join(partial, name), text)
+    check(partial, a["check"])
+    sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in a["files"].items()}
+    record = dict(a["record"], digest=a["digest"], links=a["links"], sha256=sums, created=time.time())
+    put(os.path.join(partial, "release.json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
+    os.rename(partial, folder)
+    sync(os.path.dirname(folder))
+
+
+def check(folder, words):
+    """llama-server reads its arguments in order, so with --version as the last one it refuses a wrong one and does nothing else."""
+    program = os.path.join(folder, "build", "bin", "llama-server")
+    p = subprocess.run([program, *words, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if p.returncode:
+        shutil.rmtree(folder)
+        said = next((line for line in p.stdout.splitlines() if "error" in line.lower()), p.stdout.strip()[-300:])
+        raise SystemExit(f"llama-server refuses the arguments of the settings: {said}; the service was not touched")
+
+
+def switch(a):
+    link(os.path.join(a["root"], "current"), "releases/{}".format(a["number"]))
+
+
+def start(a):
+    """Start the service with what stands there now, then write down what that was: a run that is killed starts it again."""
+    if os.path.exists(a["stamp"]):
+        os.unlink(a["stamp"])
+    p = subprocess.run(["systemctl", "restart", a["unit"]], stderr=subprocess.PIPE, text=True)
+    if p.returncode:
+        raise SystemExit("{} did not start: {}".format(a["unit"], " ".join(p.stderr.split())))
+    put(a["stamp"], a["digest"] + "\n")
+
+
+def accept(a):
+    """Keep the record of the first acceptance, make this release the one to go back to, and start it at boot."""
+    folder = os.path.join(a["root"], "releases", str(a["number"]))
+    if a.get("baseline") is not None:
+        put(os.path.join(folder, "baseline.json"), json.dumps(a["baseline"], indent=1, sort_keys=True) + "\n")
+    link(os.path.join(a["root"], "last-good"), "releases/{}".format(a["number"]))
+    subprocess.run(["systemctl", "enable", "--quiet", a["unit"]], check=True)
+
+
+def back(a):
+    """Serve the last good release again, or nothing when there is none."""
+    good = os.path.join(a["root"], "last-good")
+    if os.path.exists(a["stamp"]):
+        os.unlink(a["stamp"])
+    if os.path.exists(good) and os.readlink(good) != "releases/{}".format(a["number"]):
+        link(os.path.join(a["root"], "current"), os.readlink(good))
+        subprocess.run(["systemctl", "restart", a["unit"]], check=False)
+        print(json.dumps({"serves": os.readlink(good)[len("releases/"):]}))
+    else:
+        subprocess.run(["systemctl", "stop", a["unit"]], check=False)
+        print(json.dumps({"serves": None}))
+
+
+def main(a):
+    with open(os.path.join(a["root"], ".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)

@@ -1,0 +1,129 @@
+"""Files, directories and links of a host, and the packages and users that they need."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pyinfra import host, state
+from pyinfra.operations import apt, server
+
+from wsllama.operations.base import on_host, resource, tell
+
+ROOT = Path(__file__).resolve().parents[2]
+_jinja = Environment(loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, keep_trailing_newline=True)
+
+
+def render(name: str, **values: Any) -> str:
+    """Text of templates/<name> with these values; every value that it names must be given."""
+    return _jinja.get_template(name).render(**values)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file as it shall be; mode in octal digits. A secret is never shown by --diff and never read back."""
+
+    path: str
+    text: str
+    mode: str = "644"
+    user: str = "root"
+    group: str = "root"
+    secret: bool = False
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def install(now: Any, names: Sequence[str]) -> Iterator[Any]:
+    """Commands that install those of these Debian packages that are missing; `now` holds the facet packages."""
+    if missing := [p for p in names if not now["packages"][p]]:
+        tell(f"packages missing: {' '.join(missing)}")
+        yield from apt.update._inner(cache_time=3600)
+        yield from apt.packages._inner(packages=missing, no_recommends=True)
+
+
+@resource(lambda name, home: {"users": {name: None}})
+def user(now: Any, name: str, home: str) -> Iterator[Any]:
+    """A system user with a group of its own name and no shell.
+
+    + name: user and group
+    + home: its home folder, not made here
+    """
+    want = {"group": name, "home": home, "shell": "/usr/sbin/nologin"}
+    if now["users"][name] != want:
+        tell(f"user {name}: {'absent' if now['users'][name] is None else now['users'][name]}")
+        yield from server.group._inner(group=name, system=True)
+        yield from server.user._inner(user=name, group=name, system=True, home=home, shell=want["shell"], create_home=False, ensure_home=False)
+
+
+@resource(lambda paths, **_: {"files": dict.fromkeys(paths)})
+def directories(now: Any, paths: Mapping[str, Mapping[str, str]]) -> Iterator[Any]:
+    """Directories with mode, user and group.
+
+    + paths: path -> {"mode", "user", "group"}; root:root 755 where nothing is said
+    """
+    default = {"kind": "directory", "mode": "755", "user": "root", "group": "root"}
+    todo = []
+    for path, given in paths.items():
+        want = {**default, **given}
+        if differs := _differs(now["files"][path], want):
+            tell(f"{path}: {', '.join(differs)}")
+            todo.append({"path": path, **want})
+    if todo:
+        yield on_host("apply", todo, " ".join(w["path"] for w in todo))
+
+
+def look_at(wanted: Sequence[File]) -> dict[str, Any]:
+    return {"files": {f.path: None if f.secret else f.sha256 for f in wanted}}
+
+
+def changes(now: Any, wanted: Sequence[File]) -> Iterator[Any]:
+    """The one command that makes the files as wanted, if they differ."""
+    todo: list[dict[str, Any]] = []
+    for f in wanted:
+        there = now["files"][f.path]
+        want = {"path": f.path, "kind": "file", "mode": f.mode, "user": f.user, "group": f.group}
+        if differs := _differs(there, {**want, "sha256": f.sha256}):
+            tell(f"{f.path}: {', '.join(differs)}")
+            if (there or {}).get("sha256") != f.sha256:
+                _show_diff(f.path, (there or {}).get("text"), f.text)
+                want["data"] = base64.b64encode(f.text.encode()).decode()
+            todo.append(want)
+    if todo:
+        yield on_host("apply", todo, " ".join(w["path"] for w in todo))
+
+
+@resource(lambda wanted, absent=(): {"files": {**look_at(wanted)["files"], **dict.fromkeys(absent)}})
+def files(now: Any, wanted: Sequence[File], absent: Sequence[str] = ()) -> Iterator[Any]:
+    """Files with this content, mode and owner, and paths at which nothing may be.
+
+    + wanted: files as they shall be
+    + absent: paths that are removed
+    """
+    yield from changes(now, wanted)
+    if there := [p for p in absent if now["files"][p]]:
+        tell(f"not wanted: {' '.join(there)}")
+        yield on_host("apply", [{"path": p, "kind": "absent"} for p in there], " ".join(there))
+
+
+def _differs(now: Mapping[str, Any] | None, want: Mapping[str, str]) -> list[str]:
+    if now is None:
+        return ["absent"]
+    names = {"sha256": "content"}
+    differ = [k for k in ("kind", "mode", "user", "group", "sha256") if k in want and now.get(k) != want[k]]
+    return [names.get(k) or f"{k} {now.get(k)} -> {want[k]}" for k in differ]
+
+
+def _show_diff(path: str, old: str | None, new: str) -> None:
+    if state.config.DIFF and old is not None:
+        for line in difflib.unified_diff(old.splitlines(), new.splitlines(), path, f"{path} (wanted)", lineterm=""):
+            host.log_styled(line, fg={"+": "green", "-": "red"}.get(line[:1]))
+
+

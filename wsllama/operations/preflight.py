@@ -1,0 +1,83 @@
+"""Whether a host can be provisioned at all, said before its first change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyinfra import state
+
+from wsllama import layout
+from wsllama.domain import build as rules
+from wsllama.domain import readiness
+from wsllama.operations import llama_cpp, model
+from wsllama.operations.base import Refused, ask_host, fail, resource, tell
+from wsllama.settings import Settings
+
+_LOOK = dict.fromkeys(["systemd", "wsl", "distro", "root", "python"])
+
+
+@resource(
+    lambda settings: {
+        "disk": dict.fromkeys([layout.ROOT, layout.CACHE, layout.MODELS]),
+        "ports": {str(settings.server.port): None},
+        **llama_cpp.looks(),
+        **model.looks(settings),
+        "system": dict(_LOOK),
+    }
+)
+def ready(now: Any, settings: Settings) -> Iterator[Any]:
+    """The host can be provisioned: otherwise it fails here, with every reason at once, and nothing was changed on it.
+
+    + settings: the host's
+    """
+    problems = readiness.problems(
+        now["system"],
+        platform=settings.platform,
+        port=settings.server.port,
+        port_owner=now["ports"][str(settings.server.port)],
+        own_unit=layout.UNIT,
+    )
+    if not problems:
+        problems += _missing(now, settings)
+    if problems:
+        yield fail("\n".join(problems))
+
+
+def _missing(now: Any, settings: Settings) -> list[str]:
+    """What this run has to bring, and why it can't: no space, no file, no way to its source."""
+    out, need = [], {layout.ROOT: 0, layout.CACHE: 0, layout.MODELS: 0}
+    try:
+        names = llama_cpp.package_names(now)
+    except Refused as e:
+        return [str(e)]
+    lacks = [name for name in names if not now["packages"][name]]
+    builds = [b for b in now["builds"][layout.BUILDS].values() if b and b["commit"] == llama_cpp.commit_of(settings)]
+    if not builds:
+        need[layout.CACHE] += rules.WORK_BYTES
+        need[layout.ROOT] += rules.RESULT_BYTES
+        try:
+            llama_cpp.source_of(settings)
+        except Refused as e:
+            out.append(str(e))
+    bytes_of_model, problem = model.to_bring(now, settings)
+    need[layout.MODELS] += bytes_of_model
+    out += [problem] if problem else []
+    out += readiness.space(need, now["disk"])
+    return out + (_unreachable(settings, bool(lacks), not builds) if state.is_executing else [])
+
+
+def _unreachable(settings: Settings, apt: bool, build: bool) -> list[str]:
+    """Sources that the host itself fetches from and can't reach; asks only for those that this run needs."""
+    git = (settings.llama_cpp.git_url or llama_cpp.pin().git) if build and settings.llama_cpp.source == "git" else None
+    if not (apt or git):
+        return []
+    tell("trying the sources: " + ", ".join([*(["apt"] if apt else []), *([git] if git else [])]))
+    argument = {"apt": apt, "git": git, "proxy": settings.network.proxy, "ca": settings.network.ca_file and _text(settings)}
+    blocked: list[str] = ask_host("reach", argument)["blocked"]
+    return blocked
+
+
+def _text(settings: Settings) -> str:
+    with open(str(settings.network.ca_file), encoding="utf-8") as f:
+        return f.read()
