@@ -1,0 +1,225 @@
+"""The program that installs a model on a host, run as it is run there: python3 -I -S, from stdin."""
+
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import tiny_model
+from wsllama import transfer
+from wsllama.host import model, receive
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tiny_model.write(tmp_path / "tiny.gguf", layers=4)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def started(argument: dict[str, Any], modules: tuple[str, ...] = transfer.MODEL) -> "subprocess.Popen[str]":
+    text = f"{transfer.program(modules)}import json\nmain(json.loads({json.dumps(argument)!r}))\n"
+    # a pipe that is written at once: the program is small
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-"], cwd="/", text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdin
+    process.stdin.write(text)
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def run(**argument: Any) -> tuple[int, list[str], str]:
+    process = started(argument)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out.splitlines(), err
+
+
+def install(source: Path, root: Path, **more: Any) -> dict[str, Any]:
+    code, lines, err = run(path=str(source), root=str(root), **more)
+    assert (code, err) == (0, "")
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result
+
+
+def refusal(source: Path, root: Path, **more: Any) -> str:
+    code, _, err = run(path=str(source), root=str(root), **more)
+    assert code == 1
+    assert err.count("\n") == 1
+    return err.strip()
+
+
+def test_installs_and_stamps(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    expected = sha256(source)
+    result = install(source, root, sha256=expected.upper())
+    file = root / f"tiny-{expected[:8]}" / "tiny.gguf"
+    assert result == {
+        "ok": True, "changed": True, "dir": str(file.parent), "file": str(file), "sha256": expected,
+        "size": source.stat().st_size, "architecture": "qwen35moe",
+    }  # fmt: skip
+    assert sha256(file) == expected
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+    assert file.stat().st_ino != source.stat().st_ino
+    assert sorted(p.name for p in file.parent.iterdir()) == ["tiny.gguf", "tiny.gguf.stamp"]
+    assert sorted(p.name for p in (root / ".incoming").iterdir()) == ["tiny.gguf.lock"]
+    assert model.models(str(root)) == {
+        file.parent.name: {**json.loads((file.parent / "tiny.gguf.stamp").read_text()), "file": str(file), "valid": True}
+    }
+
+
+def test_another_name(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    assert install(source, root, name="other.gguf")["file"] == str(root / f"other-{sha256(source)[:8]}" / "other.gguf")
+    for bad in ("../other.gguf", ".hidden.gguf", "a/b.gguf"):
+        assert refusal(source, root, name=bad) == f"{bad!r} can't be the name of a file here"
+
+
+def test_second_run_reads_neither_file(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    result = install(source, root)
+    # Bytes changed behind all stamps: only a run that doesn't read can find everything as it was.
+    for path in (source, Path(result["file"])):
+        seen = path.stat()
+        with path.open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\xff\xff\xff\xff")
+        os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert install(source, root) == {**result, "changed": False}
+
+
+def test_a_touched_source_is_compared_and_not_copied(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    file = Path(install(source, root)["file"])
+    inode = file.stat().st_ino
+    os.utime(source)
+    assert install(source, root)["changed"] is False
+    assert file.stat().st_ino == inode
+    tiny_model.write(source, layers=4, seed=2)
+    assert install(source, root)["changed"] is True
+    assert len(model.models(str(root))) == 2
+
+
+@pytest.mark.parametrize("damage", ["truncated", "touched", "replaced", "removed"])
+def test_a_damaged_installation_is_seen_and_repaired(source: Path, tmp_path: Path, damage: str) -> None:
+    root = tmp_path / "models"
+    file = Path(install(source, root)["file"])
+    before = file.stat()
+    if damage == "truncated":
+        os.truncate(file, 5000)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif damage == "touched":
+        os.utime(file)
+    elif damage == "replaced":
+        data = file.read_bytes()
+        file.rename(file.with_suffix(".old"))
+        file.write_bytes(data)
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    else:
+        file.unlink()
+    (seen,) = model.models(str(root)).values()
+    assert seen["valid"] is False
+    assert install(source, root)["changed"] is True
+    (seen,) = model.models(str(root)).values()
+    assert seen["valid"] is True
+    assert sha256(file) == sha256(source)
+
+
+def test_models_without_a_root_or_with_damaged_stamps(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    assert model.models(str(root)) == {}
+    file = Path(install(source, root)["file"])
+    (root / "loose.gguf").write_text("x")
+    for text in ("", "{", "[]", '{"size": 3}'):
+        file.with_name("tiny.gguf.stamp").write_text(text)
+        assert model.models(str(root)) == {}
+    assert install(source, root)["changed"] is True
+
+
+def test_wrong_sha256(source: Path, tmp_path: Path) -> None:
+    root, wrong = tmp_path / "models", "0" * 64
+    assert refusal(source, root, sha256=wrong) == (
+        f"{source} has sha256 {sha256(source)} where {wrong} was expected; nothing was changed"
+    )
+    assert model.models(str(root)) == {}
+    assert sorted(p.name for p in root.rglob("*")) == [".incoming", "tiny.gguf.lock"]
+
+
+def test_bad_sources_are_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    root = tmp_path / "models"
+    assert refusal(tmp_path / "no.gguf", root) == f"{tmp_path}/no.gguf: No such file or directory"
+    assert refusal(tmp_path, root, name="x.gguf") == f"{tmp_path}: Is a directory"
+    html = tmp_path / "page.gguf"
+    html.write_text("<!DOCTYPE html><title>Sign in</title>")
+    assert refusal(html, root).startswith(f"{html}: it is not a GGUF but an HTML page")
+    size = source.stat().st_size
+    os.truncate(source, size - 1)
+    assert refusal(source, root) == (
+        f"{source}: it is cut off: it has {size - 1} bytes where its header asks for {size}; copy or download it again"
+    )
+    shard = tmp_path / "shard.gguf"
+    keys = b"".join(
+        struct.pack("<Q", len(name)) + name + struct.pack("<IH", 2, value)
+        for name, value in ((b"split.count", 3), (b"split.no", 1))
+    )
+    shard.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + keys)
+    assert refusal(shard, root).startswith(f"{shard}: it is part 2 of 3 of a split model")
+    assert not root.exists()
+
+
+def test_no_space(source: Path, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("needs root to mount")
+    root = tmp_path / "small"
+    root.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(root)], check=True)
+    try:
+        assert refusal(source, root) == (
+            f"no space: tiny.gguf needs {source.stat().st_size} bytes in {root}, where {1 << 20} are free"
+        )
+        assert model.models(str(root)) == {}
+    finally:
+        subprocess.run(["umount", str(root)], check=True)
+
+
+def test_killed_at_any_time_and_run_again(source: Path, tmp_path: Path) -> None:
+    """Killed after 0, 10, 20 … ms: never a valid model that isn't whole, and the next run ends well."""
+    expected = sha256(source)
+    for number in range(40):
+        root = tmp_path / f"models{number}"
+        process = started({"path": str(source), "root": str(root)})
+        time.sleep(0.005 * number)
+        process.kill()
+        process.communicate()
+        for stamp in model.models(str(root)).values():
+            assert not stamp["valid"] or sha256(Path(stamp["file"])) == expected
+        assert sha256(Path(install(source, root)["file"])) == expected
+        assert all(stamp["valid"] for stamp in model.models(str(root)).values())
+        assert not list(root.rglob("*.part"))
+
+
+def test_progress_is_said_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    said: list[str] = []
+    progress = receive.Progress("copy of x", 20 << 30, 0, said.append)
+    for second in range(1, 201):
+        clock[0] = float(second)
+        progress.at(second * (100 << 20))
+    assert said[0] == "copy of x: 5 % of 20.0 GiB, 100.0 MiB/s, 3 min 14 s left"
+    assert len(said) == 18  # every 11 s, the first whole second in which 5 % more have come
+    for second in range(201, 301):  # slow: a line every 30 s
+        clock[0] = float(second)
+        progress.at(200 * (100 << 20) + second)
+    assert len(said) == 18 + 3

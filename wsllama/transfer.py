@@ -1,0 +1,283 @@
+"""Sends one big file to a host in one pass, over the connection that pyinfra has already, as root through sudo.
+
+pyinfra's own upload hashes the file on both sides first, can't go on after a cut, says nothing for an hour and needs
+the space twice (an SFTP upload to /tmp, then `cp`). Here the command that runs is as pyinfra would run it (sudo, su,
+shell); what it does, its argument and the file's bytes go to its stdin, to wsllama/host/receive.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import gevent
+from gevent.subprocess import PIPE, Popen
+from paramiko import SSHException
+from pyinfra.api import QuoteString, StringCommand
+from pyinfra.connectors.local import LocalConnector
+from pyinfra.connectors.ssh import SSHConnector
+from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
+
+from wsllama import digest
+from wsllama.domain import gguf
+from wsllama.host.receive import BLOCK, Progress, gib, identity
+
+MODELS = "/var/lib/wsllama/models"
+RECEIVE = ("wsllama.host.receive",)
+MODEL = ("wsllama.domain.gguf", "wsllama.host.receive", "wsllama.host.model")
+# Reads the program from stdin by its exact length, so that the rest of stdin is the program's.
+START = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
+
+# One module after the other, each importable by the next under its real name.
+BUNDLE = """\
+import json, sys, types
+for name, text in json.loads({texts}):
+    for package in ("wsllama", "wsllama.domain", "wsllama.host"):
+        sys.modules.setdefault(package, types.ModuleType(package))
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), module.__dict__)
+main = module.main
+"""
+
+Say = Callable[[str], None]
+
+
+class TransferError(Exception):
+    """Why a file did not get to a host, in one sentence."""
+
+
+def program(modules: tuple[str, ...]) -> str:
+    """Text of a program that needs nothing on the host but python3: the modules' source, in an order in which each only
+    imports earlier ones. It defines `main`, the last module's."""
+    texts = []
+    for module in modules:
+        package, _, name = module.rpartition(".")
+        texts.append((module, resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")))
+    return BUNDLE.format(texts=repr(json.dumps(texts)))
+
+
+def send_file(host: Any, source: Path, target: str, *, sha256: str | None = None, mode: int = 0o644, say: Say,
+              arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+    """Send a file to a path on a host, where its folder need not be there yet.
+
+    - host: of pyinfra, connected over SSH or @local
+    - target: absolute path on the host; mode: its permissions
+    - sha256: what it has to be; known ones save reading a file that is there already
+    - say: gets a line of progress now and then
+    - arguments: pyinfra's connector arguments (`_sudo` and the rest)
+
+    Returns {"ok", "changed", "file", "sha256", "size"}. Raises TransferError; then nothing was changed on the host but
+    a partial file that the next run goes on with.
+    """
+    return _send(host, RECEIVE, {"target": target, "mode": mode}, source, sha256, say, arguments)
+
+
+def send_model(host: Any, source: Path, *, root: str = MODELS, name: str | None = None, sha256: str | None = None,
+               say: Say, arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+    """Send a GGUF to a host's models (layout: wsllama/host/model.py), after a look at its header.
+
+    - root: folder of the models on the host; name: file name there (default: the source's)
+
+    The rest as `send_file`. Returns also "dir" and "architecture".
+    """
+    try:
+        with source.open("rb") as stream:
+            gguf.check(stream, os.fstat(stream.fileno()).st_size)
+    except gguf.GgufError as error:
+        raise TransferError(f"{source}: {error}") from None
+    except OSError as error:
+        raise TransferError(f"{source}: {error.strerror}") from None
+    return _send(host, MODEL, {"root": root, "name": name or source.name}, source, sha256, say, arguments)
+
+
+def _send(host: Any, modules: tuple[str, ...], argument: dict[str, Any], source: Path, sha256: str | None, say: Say,
+          arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+    opened: type[_Local] | type[_Channel]
+    if isinstance(host.connector, SSHConnector):
+        opened = _Channel
+    elif isinstance(host.connector, LocalConnector):
+        opened = _Local
+    else:
+        raise TransferError(
+            f"files can't be sent to {host.name} over {type(host.connector).__name__}: "
+            "give a path on the host itself, or reach it over SSH"
+        )
+    try:
+        with source.open("rb") as file:
+            sending = _Sending(source, file, sha256, say)
+            argument = {**argument, "sha256": sending.sha256, **sending.described(opened is _Local)}
+            with_program = f"{program(modules)}main(json.loads({json.dumps(argument)!r}))\n".encode()
+            command = StringCommand("python3", "-I", "-S", "-c", QuoteString(START))
+            shell = dict(arguments)
+            extract_control_arguments(shell)  # what is left says how the command runs: sudo and the like
+            raw = make_unix_command_for_host(host.state, host, command, **shell).get_raw_value()
+            remote = opened(host, raw)
+            try:
+                return sending.run(remote, b"%d\n%s" % (len(with_program), with_program))
+            finally:
+                remote.close()
+    except (SSHException, EOFError) as error:
+        raise TransferError(f"{host.name}: the connection broke while {source.name} was sent: {error}") from None
+    except OSError as error:
+        raise TransferError(f"{error.filename or host.name}: {error.strerror or error}") from None
+
+
+class _Sending:
+    """The controller's side of the talk that wsllama/host/receive.py describes."""
+
+    def __init__(self, source: Path, file: BinaryIO, sha256: str | None, say: Say) -> None:
+        self.source, self.file, self.say = source, file, say
+        self.before = os.fstat(file.fileno())
+        self.size = self.before.st_size
+        self.sha256 = (sha256 or digest.known(source) or "").lower() or None
+        self.hash: Any = None  # of what was read from the start on, as long as nothing was left out
+
+    def described(self, local: bool) -> dict[str, Any]:
+        """What the receiver has to know of the file. On this machine it reads the file itself."""
+        if local:
+            return {"path": os.path.realpath(self.source)}
+        path = os.path.realpath(self.source)
+        return {"size": self.size, "source": {"on": "controller", "path": path, **identity(self.before)}}
+
+    def run(self, remote: _Local | _Channel, start: bytes) -> dict[str, Any]:
+        try:
+            result = self.talk(remote, start)
+        except OSError:  # the other side ended; why, it says itself
+            result = {}
+        failure = remote.failure()
+        if failure or not result.get("ok"):
+            raise TransferError(failure or f"the connection broke while {self.source.name} was sent: run again")
+        digest.remember(self.source, self.before, result["sha256"])
+        return result
+
+    def talk(self, remote: _Local | _Channel, start: bytes) -> dict[str, Any]:
+        remote.write(start)
+        answers = self.answers(remote)
+        answer = next(answers, {})
+        if "have" in answer:
+            self.stream(remote, self.agree(remote, answers, answer["have"]))
+            remote.write(b"%s\n" % json.dumps({"sha256": self.hash.hexdigest() if self.hash else None}).encode())
+            answer = next(answers, {})
+        return answer
+
+    def answers(self, remote: _Local | _Channel) -> Iterator[dict[str, Any]]:
+        for raw in remote.lines():
+            line = raw.decode("utf-8", "replace").rstrip("\n")
+            if line.startswith("{"):
+                yield json.loads(line)
+            else:
+                self.say(line)
+
+    def agree(self, remote: _Local | _Channel, answers: Iterator[dict[str, Any]], have: int) -> int:
+        """Where to go on: behind what is there, if that is how this file begins."""
+        self.hash = None if self.sha256 else hashlib.sha256()
+        if not have:
+            return 0
+        ours = hashlib.sha256()
+        for block in self.blocks(0, have):
+            _threads().apply(ours.update, (block,))
+        same = next(answers, {}).get("sha256") == ours.hexdigest()
+        if same and self.hash:
+            self.hash = ours
+        offset = have if same else 0
+        remote.write(b"%s\n" % json.dumps({"from": offset}).encode())
+        if offset < self.size:
+            begins = "goes on after" if same else "starts again: it begins differently from"
+            self.say(f"{self.source.name} {begins} the {gib(have)} that are on the host")
+        return offset
+
+    def stream(self, remote: _Local | _Channel, offset: int) -> None:
+        progress = Progress(f"copy of {self.source.name}", self.size, offset, self.say)
+        done = offset
+        for block in self.blocks(offset, self.size):
+            hashed = _threads().spawn(self.hash.update, block) if self.hash else None
+            remote.write(block)
+            if hashed:
+                hashed.get()
+            done += len(block)
+            progress.at(done)
+        if identity(os.stat(self.source)) != identity(self.before):
+            raise self.changed()
+        if done > offset:
+            progress.end()
+
+    def blocks(self, start: int, end: int) -> Iterator[bytes]:
+        self.file.seek(start)
+        while start < end:
+            try:
+                block = self.file.read(min(BLOCK, end - start))
+            except OSError as error:
+                raise TransferError(f"{self.source}: {error.strerror}") from None
+            if not block:
+                raise self.changed()
+            yield block
+            start += len(block)
+
+    def changed(self) -> TransferError:
+        return TransferError(f"{self.source} was changed while it was sent: run again")
+
+
+def _threads() -> Any:
+    """Real threads, for hashing beside the other hosts' greenlets."""
+    return gevent.get_hub().threadpool
+
+
+class _Channel:
+    """A command on the host, on a channel of the connection that pyinfra has."""
+
+    def __init__(self, host: Any, command: str) -> None:
+        self.channel = host.connector.client.get_transport().open_session(timeout=60)
+        self.channel.exec_command(command)
+        self.write = self.channel.sendall
+        self.out, self.errors = self.channel.makefile("rb"), self.channel.makefile_stderr("rb")
+
+    def lines(self) -> Iterator[bytes]:
+        yield from self.out
+
+    def failure(self) -> str:
+        """The sentence that the command ended with, empty when it went well."""
+        self.channel.shutdown_write()
+        said = self.errors.read()
+        return _sentence(said, self.channel.recv_exit_status())
+
+    def close(self) -> None:
+        self.channel.close()
+
+
+class _Local:
+    """The same on this machine."""
+
+    def __init__(self, host: Any, command: str) -> None:
+        self.process = Popen(command, shell=True, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+
+    def write(self, data: bytes) -> None:
+        self.process.stdin.write(data)
+        self.process.stdin.flush()
+
+    def lines(self) -> Iterator[bytes]:
+        yield from self.process.stdout
+
+    def failure(self) -> str:
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        return _sentence(self.process.stderr.read(), self.process.wait())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+
+def _sentence(said: bytes, status: int) -> str:
+    if status == 0:
+        return ""
+    lines = [line.strip() for line in said.decode("utf-8", "replace").split("\n") if line.strip()]
+    if lines:
+        return lines[-1]
+    return "" if status < 0 else f"the receiver ended with exit status {status}"  # below 0: the connection broke
