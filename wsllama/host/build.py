@@ -9,6 +9,7 @@ BUILDS/<id>/build.json        what it was made from, its files with sha256; it s
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Any
 
 BUILDS = "/opt/wsllama/builds"
 WORK = "/var/cache/wsllama/build"
-WORK_BYTES = 2_500_000_000  # source, objects, result and the compiler cache that a build fills, with room beside them
+WORK_BYTES = 1_000_000_000  # source, objects, result and what a compiler cache grows by took 0.15 GB; the rest is room
 
 
 class BuildError(Exception):
@@ -57,7 +58,7 @@ def build(a: dict[str, Any]) -> dict[str, Any]:
         record = whole(final, a["build_id"])
         if record:
             return {"build_id": a["build_id"], "changed": False, "version": record["version"], "seconds": 0}
-        clear(work, partial)
+        clear(work, builds)  # also what a run that was killed has left
         check_space(work, builds)
         try:
             unpack(a["source"], work, a["environment"])
@@ -77,7 +78,7 @@ def build(a: dict[str, Any]) -> dict[str, Any]:
             )
             publish(partial, final)
         finally:
-            clear(work, partial)
+            clear(work, builds)
     return {"build_id": a["build_id"], "changed": True, "version": version, "seconds": seconds}
 
 
@@ -94,8 +95,10 @@ def whole(folder: str, build_id: str) -> dict[str, Any] | None:
     return record if good else None
 
 
-def clear(work: str, *more: str) -> None:
-    for folder in (os.path.join(work, "src"), os.path.join(work, "out"), *more):
+def clear(work: str, builds: str | None = None) -> None:
+    """Remove what a build leaves half done; the lock on `work` says that nobody else is at it."""
+    halves = glob.glob(os.path.join(builds, ".partial-*")) if builds else []
+    for folder in (os.path.join(work, "src"), os.path.join(work, "out"), *halves):
         if os.path.lexists(folder):
             shutil.rmtree(folder)
 
@@ -123,8 +126,8 @@ def environment_of(a: dict[str, Any], work: str) -> dict[str, str]:
 
 
 def call(what: str, command: list[str], environment: dict[str, str]) -> None:
-    """Run a tool with its output where ours goes."""
-    status = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL).returncode
+    """Run a tool with all that it says on our stdout, so that stderr holds our one sentence."""
+    status = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT).returncode
     if status:
         raise BuildError(f"{what} failed with status {status}; the lines that matter are in the log")
 
@@ -188,9 +191,7 @@ def compile_(a: dict[str, Any], work: str) -> None:
     flags = {k: f"{a['options'].get(k, '')} {mapped}".strip() for k in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
     options = {**a["options"], **flags}
     stage("configure")
-    call(
-        "configuring", ["cmake", "-S", src, "-B", out, "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items())], env
-    )
+    call("configuring", ["cmake", "-S", src, "-B", out, "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items())], env)
     check_cache(os.path.join(out, "CMakeCache.txt"), options)
     stage(f"compile {', '.join(a['targets'])} with {a['jobs']} jobs")
     call("compiling", ["cmake", "--build", out, "-j", str(a["jobs"]), "--target", *a["targets"]], env)

@@ -100,7 +100,8 @@ def main(argument: dict[str, Any]) -> None:
     if not document["ok"]:
         where = f"the whole log is {document['log']} on the host"
         print("\n".join([document["error"], *document["lines"], where]), file=sys.stderr)
-    print(json.dumps(document), flush=True)
+    if not argument.get("quiet"):
+        print(json.dumps(document), flush=True)
     sys.exit(0 if document["ok"] else 1)
 
 
@@ -151,9 +152,7 @@ def start(a: dict[str, Any]) -> None:
         raise RuntimeError("this host has no systemd-run; systemd has to be its init") from e
     if p.returncode:
         os.unlink(file_of(a, ".py"))
-        raise RuntimeError(
-            p.stderr.decode("utf-8", "replace").strip() or f"systemd-run ended with status {p.returncode}"
-        )
+        raise RuntimeError(p.stderr.decode("utf-8", "replace").strip() or f"systemd-run ended with status {p.returncode}")
 
 
 def watch(unit: str, running: dict[str, Any]) -> None:
@@ -221,7 +220,7 @@ def log_text(running: dict[str, Any]) -> str:
 
 CAUSE = re.compile(
     r"\berror\b(?=[ :,(]|$)|\bfatal\b|^FAILED: |no space left on device|\bkilled\b|undefined reference|cannot find -l"
-    r"|could not resolve|out of memory|^Traceback |^\w+Error\b|not permitted|permission denied",
+    r"|could not resolve|out of memory|^\w+(Error|Exception)\b|not permitted|permission denied",
     re.IGNORECASE,
 )
 MISSING = re.compile(r"could not find", re.IGNORECASE)  # of optional things, too: only where there is room
