@@ -54,9 +54,19 @@ def detect(state: Any, host: Any) -> None:
 
 def read_inventory(name: str, cwd: str, data: dict[str, Any] | None = None, group_data: Sequence[str] = ()) -> Any:
     """The inventory as the pyinfra command reads it: a file, hosts, a connector; `group_data` is looked for in `cwd`."""
+    from pyinfra.api import State
+    from pyinfra.context import ctx_state
     from pyinfra_cli.inventory import make_inventory
 
-    return make_inventory(name, override_data=data or {}, cwd=cwd, group_data_directories=list(group_data))
+    with ctx_state.use(State()):  # the file is executed, and what it imports may ask for the state
+        return make_inventory(name, override_data=data or {}, cwd=cwd, group_data_directories=list(group_data))
+
+
+def global_arguments(state: Any, host: Any) -> dict[str, Any]:
+    """Arguments such as `_sudo` as a host's data and the configuration give them."""
+    from pyinfra.api.arguments import pop_global_arguments
+
+    return dict(pop_global_arguments(state, host, {})[0])
 
 
 def levels(inventory: Any, host: Any) -> list[dict[str, Any]]:

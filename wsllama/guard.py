@@ -10,7 +10,7 @@ import atexit
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
@@ -49,36 +49,47 @@ def settings_errors(inventory: Any, hosts: Iterable[Any]) -> list[str]:
     return out
 
 
+def limited(inventory: Any, limit: Sequence[str], exclude: Sequence[str] = ()) -> list[Any]:
+    """Hosts that these groups or patterns of names leave; without a limit all of them."""
+
+    def matches(host: Any, patterns: Sequence[str]) -> bool:
+        return any(host in inventory.groups.get(p, ()) or fnmatch(host.name, p) for p in patterns)
+
+    return [h for h in inventory if (not limit or matches(h, limit)) and not matches(h, exclude)]
+
+
+def host_errors(inventory: Any, name: str, limit: Sequence[str], exclude: Sequence[str] = ()) -> list[str]:
+    """Why no host would be left, each reason one sentence; name: the inventory's, as it was given."""
+    if not list(inventory):
+        return [f"the inventory {name} holds no host: give a file that lists some, or hosts with commas between them"]
+    out = [f"--limit {p} matches no host and no group of the inventory" for p in limit if not limited(inventory, [p])]
+    return out or ([] if limited(inventory, limit, exclude) else ["--limit and --exclude leave no host"])
+
+
 def errors(state: Any, given: dict[str, Any]) -> list[str]:
     """Every reason not to connect, each one sentence.
 
     state: pyinfra's, with the inventory read; given: options of the command line.
     """
-    every, hosts = list(state.inventory), [h for h in state.inventory if state.is_host_in_limit(h)]
+    limit, exclude = given.get("limit") or (), given.get("exclude") or ()
     deploys = any(str(o).endswith(".py") for o in given.get("operations") or ())
-    unmatched = [
-        pattern
-        for pattern in given.get("limit") or ()
-        if pattern not in state.inventory.groups and not any(fnmatch(h.name, pattern) for h in every)
-    ]
     asks = deploys and not (given.get("yes") or given.get("dry") or given.get("json_output") or sys.stdin.isatty())
-    out = [] if every else [f"the inventory {given.get('inventory')} holds no host"]
-    out += [f"--limit {p} matches no host and no group of the inventory" for p in unmatched if every]
-    out += ["--limit and --exclude leave no host"] if every and not hosts and not unmatched else []
+    out = host_errors(state.inventory, str(given.get("inventory")), limit, exclude)
     out += ["--no-wait reports success for hosts that failed: leave it out"] if given.get("no_wait") else []
     out += ["there is no terminal to ask on: give -y to change things, or --dry to look"] if asks else []
-    return out + (settings_errors(state.inventory, hosts) if deploys else [])
+    return out + (settings_errors(state.inventory, limited(state.inventory, limit, exclude)) if deploys else [])
 
 
-class _Callbacks(BaseStateCallback):  # type: ignore[misc]
+class Callbacks(BaseStateCallback):  # type: ignore[misc]
     @staticmethod
     def host_connect(state: Any, host: Any) -> None:
         """On every connect: without NODELAY Nagle costs 40 ms a command; a quiet build outlives a NAT's memory with keepalive."""
         client = getattr(host.connector, "client", None)
-        transport = client and client.get_transport()
-        if transport:
-            transport.set_keepalive(15)
-        if hasattr(getattr(transport, "sock", None), "setsockopt"):  # a ProxyJump's channel has none
+        if client is None:
+            return
+        transport = client.get_transport()
+        transport.set_keepalive(15)
+        if hasattr(transport.sock, "setsockopt"):  # a ProxyJump's channel has none
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     @staticmethod
@@ -102,7 +113,7 @@ def _connect(state: Any, stock: Any) -> None:
         sys.exit(EXIT_REFUSED)
     if given.get("dry"):
         engine.never_ask(state, given.get("fail_percent"))
-    state.add_callback_handler(_Callbacks())
+    state.add_callback_handler(Callbacks())
     signal.signal(signal.SIGINT, lambda *_: _interrupted(state))
     atexit.register(_farewell)
     stock(state)

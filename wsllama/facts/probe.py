@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from typing import Any
 
 from pyinfra import host, state
 from pyinfra.api import StringCommand
 from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS
+
+from wsllama import engine, program
 
 # facet -> key -> hint for the host's side: {"files": {"/etc/x": None}}
 Looks = dict[str, dict[str, Any]]
@@ -30,14 +31,9 @@ def memo(of: Any = None) -> Memo:
     return found
 
 
-def program(name: str) -> str:
-    """Source text of wsllama/host/<name>.py."""
-    return resources.files("wsllama.host").joinpath(f"{name}.py").read_text(encoding="utf-8")
-
-
 def arguments() -> dict[str, Any]:
-    """Connector arguments (sudo and the rest) of the operation that runs."""
-    known = host.current_op_global_arguments or {}
+    """Connector arguments (sudo and the rest) of the operation that runs; outside of one, those of the host's data."""
+    known = host.current_op_global_arguments or engine.global_arguments(state, host)
     return {k: known[k] for k in CONNECTOR_ARGUMENT_KEYS if k in known and k != "_stdin"}
 
 
@@ -47,9 +43,8 @@ def run(name: str, argument: Any, note: str = "", **more: Any) -> tuple[bool, An
     name: the program; argument: what its `main` gets, JSON-able; note: shown in logs behind the program's name. The program
     and its argument go on stdin, so nothing of them is in a process list, a shell or a log. Returns success and the output.
     """
-    text = f"{program(name)}\nimport json\nmain(json.loads({json.dumps(json.dumps(argument))}))\n"
     command = StringCommand(f"python3 -I -S - # {name} {note}".rstrip())
-    ok, out = host.run_shell_command(command, **more, **arguments(), _stdin=text)
+    ok, out = host.run_shell_command(command, **more, **arguments(), _stdin=program.call(name, argument))
     return bool(ok), out
 
 

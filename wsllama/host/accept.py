@@ -9,8 +9,8 @@ import os
 import re
 import subprocess
 import time
-import urllib.error
-import urllib.request
+
+from wsllama.host.api import NotAccepted, Server, message
 
 # What llama-server logs when a chat template can't be used: at start, replaced by another, or at a request.
 TEMPLATE_TROUBLE = re.compile(
@@ -18,45 +18,6 @@ TEMPLATE_TROUBLE = re.compile(
     r"|[Jj]inja (?:[Ee]xception|error)|template[^\n]*?(?:[Ff]ailed|exception)|Unable to generate parser for this template"
     r"|falling back to chatml"
 )
-
-
-class NotAccepted(Exception):
-    """One sentence."""
-
-
-class Server:
-    def __init__(self, a):
-        self.a, self.key = a, None
-        if a.get("key_file"):
-            with open(a["key_file"], encoding="utf-8") as f:
-                self.key = f.read().split()[0]
-
-    def ask(self, path, body=None, timeout=10):
-        """Status and JSON (or text) of one request; status 0 when nobody answered."""
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = "Bearer " + self.key
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through somebody's proxy
-            with opener.open(urllib.request.Request(self.a["url"] + path, data, headers), timeout=timeout) as r:
-                status, text = r.status, r.read().decode("utf-8", "replace")
-        except urllib.error.HTTPError as e:
-            status, text = e.code, e.read().decode("utf-8", "replace")
-        except OSError as e:
-            return 0, str(getattr(e, "reason", e))
-        try:
-            return status, json.loads(text)
-        except ValueError:
-            return status, text
-
-    def chat(self, question, **more):
-        body = {"model": self.a["alias"], "messages": [{"role": "user", "content": question}], **more}
-        status, got = self.ask("/v1/chat/completions", body, self.a["request_timeout_s"])
-        if status != 200:
-            error = got.get("error", got) if isinstance(got, dict) else got
-            raise NotAccepted(f"a chat request got status {status}: {json.dumps(error)[:500]}")
-        return got
 
 
 def show(unit):
@@ -82,7 +43,9 @@ def wait(server, a):
         if status == 200:
             return
         if now["ActiveState"] in ("failed", "inactive"):
-            raise NotAccepted("{} ended while it was starting ({}, status {})".format(a["unit"], now["Result"], now["ExecMainStatus"]))
+            raise NotAccepted(
+                "{} ended while it was starting ({}, status {})".format(a["unit"], now["Result"], now["ExecMainStatus"])
+            )
         if int(now["NRestarts"] or 0) - int(first["NRestarts"] or 0) >= 2:
             raise NotAccepted("{} starts again and again".format(a["unit"]))
         if seconds > a["start_timeout_s"]:
@@ -102,14 +65,6 @@ def named(server, a):
         raise NotAccepted("/v1/models names {}, not {}".format(", ".join(map(str, ids)) or "no model", a["alias"]))
 
 
-def message(reply):
-    choice = (reply.get("choices") or [{}])[0]
-    found = choice.get("message") or {}
-    if found.get("role") != "assistant":
-        raise NotAccepted(f"the reply holds no assistant message: {json.dumps(reply)[:300]}")
-    return found.get("content") or "", found.get("reasoning_content") or "", choice.get("finish_reason")
-
-
 def without_thinking(server, a):
     kwargs = {"enable_thinking": False}
     content, _, finish = message(server.chat(a["prompt"], max_tokens=a["answer_tokens"], chat_template_kwargs=kwargs))
@@ -126,8 +81,10 @@ def with_thinking(server, a):
     content, reasoning, finish = message(server.chat(a["prompt"], **more))
     if not content.strip():
         cause = "thinking used up all %d tokens" % more["max_tokens"] if finish == "length" else f"finish reason {finish}"
-        raise NotAccepted("with thinking on there was no answer, only %d characters of reasoning: %s;"
-                          " give acceptance.thinking_tokens a limit or raise answer_tokens" % (len(reasoning), cause))
+        raise NotAccepted(
+            "with thinking on there was no answer, only %d characters of reasoning: %s;"
+            " give acceptance.thinking_tokens a limit or raise answer_tokens" % (len(reasoning), cause)
+        )
     return {"content": content, "reasoning": reasoning, "finish_reason": finish}
 
 
@@ -144,8 +101,15 @@ def record(server, a):
     status, props = server.ask("/props")
     props = props if status == 200 else {}
     query = "--query-gpu=name,memory.total,driver_version"
-    gpu = next((g for tool in ("/usr/lib/wsl/lib/nvidia-smi", "/usr/bin/nvidia-smi") if os.path.exists(tool)
-                for g in [output(tool, query, "--format=csv,noheader")]), None)
+    gpu = next(
+        (
+            g
+            for tool in ("/usr/lib/wsl/lib/nvidia-smi", "/usr/bin/nvidia-smi")
+            if os.path.exists(tool)
+            for g in [output(tool, query, "--format=csv,noheader")]
+        ),
+        None,
+    )
     with open("/proc/meminfo", encoding="ascii") as f:
         memory = {m[0]: int(m[1]) * 1024 for m in re.findall(r"^(MemTotal|MemAvailable|SwapTotal): +(\d+) kB", f.read(), re.M)}
     status_of = "/proc/{}/status".format(show(a["unit"])["MainPID"])

@@ -13,7 +13,7 @@ from pyinfra import host, logger, state
 from pyinfra.api import FunctionCommand, operation
 from pyinfra.api.arguments import all_argument_meta
 
-from wsllama import engine, transfer
+from wsllama import engine, program, transfer
 from wsllama.facts import probe
 
 
@@ -61,14 +61,14 @@ def ask_host(name: str, argument: Any, note: str = "", show: bool = False) -> di
     return document
 
 
-def follow(name: str, argument: Any, *, key: str, limit_s: int, program: str | None = None) -> FunctionCommand:
+def follow(name: str, argument: Any, *, key: str, limit_s: int) -> FunctionCommand:
     """A command that takes long: wsllama/host/<name>.py as a transient unit on the host, whose progress is shown.
 
     The unit outlives the run; a run that comes later, or at the same time, follows it. key: what the result is judged by, the
-    same for the same work; limit_s: seconds after which the unit is ended; program: another text than the file's.
+    same for the same work; limit_s: seconds after which the unit is ended.
     """
     unit = f"wsllama-{name}"
-    task = {"unit": unit, "key": key, "limit_s": limit_s, "program": program or probe.program(name), "argument": argument}
+    task = {"unit": unit, "key": key, "limit_s": limit_s, "program": program.text(name), "argument": argument}
     return on_host("follow", {**task, "log": f"/var/log/wsllama/{name}.log", "environment": {}, "quiet": True}, unit, show=True)
 
 

@@ -86,7 +86,6 @@ def installed(now: Any, settings: Settings) -> Iterator[Any]:
     if _on_host(settings):
         argument = {"path": path, "sha256": wanted, "root": layout.MODELS}
         key = hashlib.sha256(json.dumps([argument, _original(now, settings)], sort_keys=True).encode()).hexdigest()[:16]
-        text = transfer.program(transfer.MODEL)
-        yield follow("model", argument, key=key, limit_s=TIME_LIMIT_S, program=text)
+        yield follow("model", argument, key=key, limit_s=TIME_LIMIT_S)
     else:
         yield send(transfer.send_model, Path(path), root=layout.MODELS, sha256=wanted)

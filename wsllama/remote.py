@@ -1,0 +1,87 @@
+"""Hosts of an inventory, outside of a deploy: connected as pyinfra connects them, asked one program at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+
+class RemoteError(Exception):
+    """A host did not do what it was asked: one sentence."""
+
+
+class Fleet:
+    """The hosts of an inventory that a limit leaves; `unreachable` has those that could not be connected, with the reason.
+
+    inventory: pyinfra's, as `engine.read_inventory` gives it; limit: groups or patterns of names, none for all.
+    """
+
+    def __init__(self, inventory: Any, limit: Sequence[str] = ()) -> None:
+        from pyinfra.api import Config, State
+        from pyinfra.api.state import BaseStateCallback
+
+        from wsllama.guard import Callbacks, limited
+
+        self.unreachable: dict[str, str] = {}
+
+        class Errors(BaseStateCallback):  # type: ignore[misc]
+            @staticmethod
+            def host_connect_error(state: Any, host: Any, error: Any) -> None:
+                self.unreachable[host.name] = str(error)
+
+        self.state = State(inventory, Config())
+        self.state.add_callback_handler(Errors())
+        self.state.add_callback_handler(Callbacks())
+        self.wanted = limited(inventory, limit)
+
+    def connect(self) -> Fleet:
+        """Connect all at once."""
+        for greenlet in [self.state.pool.spawn(host.connect) for host in self.wanted]:
+            greenlet.get()
+        return self
+
+    @property
+    def hosts(self) -> list[Any]:
+        """Those that are connected."""
+        return [h for h in self.wanted if h.connected]
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.disconnect()
+
+    @contextmanager
+    def at(self, host: Any) -> Iterator[None]:
+        """Make `host` the one that our probe and operations speak of."""
+        from pyinfra.context import ctx_host, ctx_state
+
+        with ctx_state.use(self.state), ctx_host.use(host):
+            yield
+
+    def run(self, host: Any, name: str, argument: Any) -> dict[str, Any]:
+        """Run wsllama/host/<name>.py on a host and return the JSON document in its last line. Raises RemoteError."""
+        from wsllama.facts import probe
+
+        with self.at(host):
+            ok, out = probe.run(name, argument)
+        if not ok or not out.stdout_lines:
+            raise RemoteError(" ".join(out.stderr_lines[-3:]) or "the host gave no answer")
+        document: dict[str, Any] = json.loads(out.stdout_lines[-1])
+        return document
+
+    def shell(self, host: Any, command: str) -> tuple[int, str, str]:
+        """Run a shell command as the deploy would (sudo and the rest); its exit status, stdout and stderr."""
+        from pyinfra.api import StringCommand
+
+        from wsllama.facts import probe
+
+        with self.at(host):
+            # pyinfra tells good from bad only; the status itself comes as a line of its own
+            ok, out = host.run_shell_command(StringCommand(f"( {command}\n); status=$?; echo; echo $status"), **probe.arguments())
+        lines = out.stdout_lines
+        if not ok or not lines or not lines[-1].isdigit():
+            raise RemoteError(" ".join(out.stderr_lines[-3:]) or f"no answer to {command!r}")
+        text = lines[:-2] if lines[-2:-1] == [""] else lines[:-1]
+        return int(lines[-1]), "".join(f"{line}\n" for line in text), "".join(f"{line}\n" for line in out.stderr_lines)
