@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         require_root()
         return int(options.run(options))
-    except LabError as error:
+    except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
 

@@ -3,7 +3,7 @@
     $WSLLAMA_CACHE (default /var/cache/wsllama-lab)
     ├── base/<suite>-<key>-<day>/     the tree; key = hash of everything that determines it
     ├── base/<…>.building/            aside while it is built, renamed when it is whole
-    ├── base/lock                     held while building, so that two runs don't build it twice
+    ├── base/lock-<suite>             held while building, so that two runs don't build it twice
     ├── apt/<suite>/                  packages that were downloaded once
     └── apt-hosts/<lab>-<host>/       a machine's own /var/cache/apt/archives, hard links into apt/<suite>
 
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from lab.tools import LabError, install_missing, run, say, write
 
-VERSION = 1  # raise it when the way of building changes: a cached base of another version is not used
+VERSION = 2  # raise it when the way of building changes: a cached base of another version is not used
 MAX_AGE_S = 7 * 86400  # an older base has package lists that name files which mirrors no longer hold
 DEBIAN_SUITES = ("bookworm", "trixie")
 PACKAGES = (
@@ -216,11 +216,11 @@ def ensure(suite: str, in_use: frozenset[str] = frozenset()) -> Path:
     plan = recipe(suite)
     install_missing(plan.keyring)
     folder = cache_dir() / "base"
-    with locked(folder / "lock"):
+    with locked(folder / f"lock-{suite}"):
         found = sorted(folder.glob(f"{suite}-{plan.key}-" + "[0-9]" * 8))
         if found and time.time() - found[-1].stat().st_mtime < MAX_AGE_S:
             return found[-1]
-        for broken in folder.glob("*.building"):  # whoever built it is dead: the lock is ours
+        for broken in folder.glob(f"{suite}-*.building"):  # whoever built it is dead: the lock is ours
             shutil.rmtree(broken)
         try:
             made = _build(plan, folder)
@@ -279,7 +279,7 @@ def _configure(plan: Recipe, target: Path) -> None:
         "UseDNS no\nMaxStartups 100\nMaxSessions 100\n",
     )
     write(target / "etc/sudoers.d/deploy", "deploy ALL=(ALL) NOPASSWD: ALL\n", 0o440)
-    write(target / "etc/locale.conf", "LANG=C.UTF-8\n")
+    write(target / "etc/default/locale", "LANG=C.UTF-8\n")
     timers = "apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer"
     shutil.copyfile("/etc/resolv.conf", target / "etc/resolv.conf")
     for command in (

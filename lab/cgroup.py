@@ -78,31 +78,24 @@ def processes(lab: str, host: str = "") -> set[int]:
     """Process ids in a lab's or machine's groups, in every hierarchy and at every depth."""
     found: set[int] = set()
     for top in groups(lab, host):
-        for listing in top.rglob("cgroup.procs"):
-            with contextlib.suppress(OSError):  # a group that went away in between
-                found.update(int(pid) for pid in listing.read_text().split())
+        for path, _, _ in os.walk(top):  # says nothing about folders that go away meanwhile
+            with contextlib.suppress(OSError):
+                found.update(int(pid) for pid in Path(path, "cgroup.procs").read_text().split())
     return found - {0}
 
 
 def leader(lab: str, host: str) -> int | None:
-    """Process id, seen from outside, of a machine's PID 1; None when it doesn't run."""
+    """Process id, seen from outside, of a machine's systemd; None when it doesn't run.
+
+    It is the process that is PID 1 one namespace below ours; nspawn's own child has that number before it becomes
+    systemd, when it isn't in its root yet.
+    """
     for pid in sorted(processes(lab, host)):
         with contextlib.suppress(OSError):
-            status = Path(f"/proc/{pid}/status").read_text()
-            numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [])
-            if len(numbers) > 1 and numbers[-1] == "1" and numbers[0] == str(pid) and not _nested(numbers):
+            status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+            if status["NSpid"].split() == [str(pid), "1"] and status["Name"].strip() == "systemd":
                 return pid
     return None
-
-
-def _nested(numbers: list[str]) -> bool:
-    """True for a PID 1 inside another machine's namespace (unshare --pid inside a machine)."""
-    return len(numbers) != len(_own_numbers()) + 1
-
-
-def _own_numbers() -> list[str]:
-    status = Path("/proc/self/status").read_text()
-    return next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
 
 
 def remove(lab: str, host: str = "", timeout: float = 15) -> None:
@@ -121,10 +114,8 @@ def remove(lab: str, host: str = "", timeout: float = 15) -> None:
             raise LabError(f"Processes {sorted(alive)} of lab {lab} can't be killed: look at them with ps.")
         time.sleep(0.02)
     for top in groups(lab, host):
-        for path in sorted((p for p in top.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
-            _rmdir(path, deadline)
-        if top.is_dir():
-            _rmdir(top, deadline)
+        for path, _, _ in os.walk(top, topdown=False):
+            _rmdir(Path(path), deadline)
         for above in (p for p in (top.parent, top.parent.parent) if PARENT in p.parts):
             with contextlib.suppress(OSError):  # other machines or labs are still in it
                 above.rmdir()

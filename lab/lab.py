@@ -2,6 +2,7 @@
 
 import os
 import pprint
+import re
 import secrets
 import shlex
 import shutil
@@ -98,9 +99,7 @@ class Host:
         """Run a command in the machine's namespaces with this machine's privileges, past ssh. As `run` otherwise."""
         return self._finish(["nsenter", "-t", str(self.leader), "-a", *argv], check, input, timeout)
 
-    def _finish(
-        self, argv: list[str], check: bool, input: str | None, timeout: float
-    ) -> subprocess.CompletedProcess[str]:
+    def _finish(self, argv: list[str], check: bool, input: str | None, timeout: float) -> subprocess.CompletedProcess[str]:
         feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if input is None else {"input": input}
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=timeout, **feed)
         if check and done.returncode != 0:
@@ -154,8 +153,7 @@ class Host:
         run(["mount", "-t", "overlay", f"lab-{record.machine(self.name)}", "-o", options, self.root])
         write(self.root / "etc/machine-id", secrets.token_hex(16) + "\n", 0o444)
         write(self.root / "etc/hostname", f"{self.name}\n")
-        names = "".join(f"{address} {name}\n" for name, address in record.hosts.items())
-        write(self.root / "etc/hosts", f"127.0.0.1 localhost\n::1 localhost\n{names}")
+        self.write_names()
         write(self.root / "etc/resolv.conf", resolv_conf())
         # Must sort before Debian's 80-container-host0.network, which asks for DHCP.
         write(
@@ -169,6 +167,11 @@ class Host:
         for suffix, mode in (("", 0o600), (".pub", 0o644)):
             text = (record.folder / f"host-{self.name}{suffix}").read_text()
             write(self.root / f"etc/ssh/ssh_host_ed25519_key{suffix}", text, mode)
+
+    def write_names(self) -> None:
+        """Tell the machine the names of all hosts of its lab."""
+        names = "".join(f"{address} {name}\n" for name, address in self._record.hosts.items())
+        write(self.root / "etc/hosts", f"127.0.0.1 localhost\n::1 localhost\n{names}")
 
     def _own_ssh(self, home: str, user: str, public: str) -> None:
         """authorized_keys of a user, owned by it: sshd refuses it otherwise. Numbers are the machine's own."""
@@ -258,6 +261,8 @@ class Lab:
         internet: bool = True,
         dxg: bool = False,
     ) -> None:
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,29}", name):
+            raise LabError(f"{name!r} can't start host names: use up to 30 lower-case letters, digits and hyphens.")
         self._count = hosts
         self._suite = suite or base.default_suite()
         self._name = name
@@ -318,9 +323,7 @@ class Lab:
     def __enter__(self) -> "Lab":
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def host(self, name: str) -> Host:
@@ -338,14 +341,14 @@ class Lab:
             record.hosts[name] = network.address(record.subnet, 10 + number)
             make_key(record.folder / f"host-{name}", name)
         record.save()  # before anything of them is made, so that a sweep finds it
-        lines = (
-            f"{address} {(record.folder / f'host-{name}.pub').read_text()}" for name, address in record.hosts.items()
-        )
+        lines = (f"{address} {(record.folder / f'host-{name}.pub').read_text()}" for name, address in record.hosts.items())
         write(record.folder / "known_hosts", "".join(lines))
         added = [Host(record, name) for name in names]
-        self.hosts += added
+        for host in self.hosts:
+            host.write_names()
         for host in added:
             host.prepare()
+        self.hosts += added
         in_parallel(Host.start, added)
         return added
 

@@ -21,10 +21,13 @@ def table_name(lab: str) -> str:
 
 
 def free_subnet(taken: list[str]) -> str:
-    """A /24 that neither another lab nor any route of this machine uses. The caller holds the registry's lock."""
+    """A /24 that neither another lab nor a route of this machine uses. The caller holds the registry's lock.
+
+    Routes wider than /16 (a company's 10.0.0.0/8) don't count: the bridge's own is more specific.
+    """
     routes = json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all"]).stdout or "[]")
     names = [*taken, *(route["dst"] for route in routes if route["dst"] != "default")]
-    used = [ipaddress.ip_network(name, strict=False) for name in names]
+    used = [found for name in names if (found := ipaddress.ip_network(name, strict=False)).prefixlen >= 16]
     for candidate in POOL.subnets(new_prefix=24):
         if not any(candidate.overlaps(other) for other in used):
             return str(candidate)

@@ -85,9 +85,7 @@ def records() -> list[Record]:
     return found
 
 
-def register(
-    name: str | None, suite: str, *, internet: bool, memory_bytes: int | None, dxg: bool, binds: dict[str, str]
-) -> Record:
+def register(name: str, suite: str, *, internet: bool, memory_bytes: int | None, dxg: bool, binds: dict[str, str]) -> Record:
     """Sweep what dead labs left, then register a new lab of this process and make its network."""
     base_path = base.ensure(suite, frozenset(Path(other.base).name for other in records()))
     with base.locked(STATE / "lock"):
@@ -95,7 +93,7 @@ def register(
         lab = secrets.token_hex(3)
         record = Record(
             id=lab,
-            name=name or "lab",
+            name=name,
             suite=suite,
             base=str(base_path),
             subnet=network.free_subnet([other.subnet for other in records()]),
@@ -109,8 +107,13 @@ def register(
         )
         record.folder.mkdir(mode=0o700)
         record.save()
-        _forward_on()
-        network.create(lab, record.subnet, internet)
+        try:
+            _forward_on()
+            network.create(lab, record.subnet, internet)
+        except BaseException:
+            _remove(record)
+            _forward_off()
+            raise
         return record
 
 
