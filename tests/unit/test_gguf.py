@@ -40,8 +40,7 @@ def test_agrees_with_the_library(tiny: Path) -> None:
     theirs = library.GGUFReader(tiny)
     assert header.data_offset == theirs.data_offset
     assert {t.name: (t.type, t.shape, t.size, header.data_offset + t.offset) for t in header.tensors} == {
-        t.name: (t.tensor_type.name, tuple(map(int, t.shape)), int(t.n_bytes), int(t.data_offset))
-        for t in theirs.tensors
+        t.name: (t.tensor_type.name, tuple(map(int, t.shape)), int(t.n_bytes), int(t.data_offset)) for t in theirs.tensors
     }
     assert 0 <= size - header.expected_size < header.alignment  # all that may follow the data is its padding
     for name, field in theirs.fields.items():

@@ -178,6 +178,15 @@ def test_bad_sources_are_refused_before_anything_is_written(source: Path, tmp_pa
     assert not root.exists()
 
 
+def test_a_source_that_changes_meanwhile(source: Path, tmp_path: Path) -> None:
+    def touched() -> None:  # asked after the source was opened and before it is read
+        os.utime(source)
+
+    job = {"name": "x.gguf", "size": source.stat().st_size, "sha256": None, "incoming": str(tmp_path / ".incoming")}
+    with pytest.raises(SystemExit, match=rf"{source} was changed while it was copied: run again"):
+        receive.from_path(job, str(source), touched, lambda part, sha256: {})
+
+
 def test_no_space(source: Path, tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip("needs root to mount")

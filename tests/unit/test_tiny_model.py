@@ -88,8 +88,7 @@ def test_loop_never_closes_the_block(tmp_path: Path) -> None:
 def test_how_a_reply_begins(more: dict[str, bool], end: str) -> None:
     messages = [{"role": "system", "content": "Be short."}, QUESTION]
     assert rendered(messages, add_generation_prompt=True, **more) == (
-        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nAre you ready?<|im_end|>\n"
-        "<|im_start|>assistant\n" + end
+        "<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nAre you ready?<|im_end|>\n<|im_start|>assistant\n" + end
     )
 
 

@@ -49,7 +49,7 @@ class Sshd:
             self.port = probe.getsockname()[1]
         (folder / "config").write_text(
             f"ListenAddress 127.0.0.1:{self.port}\nHostKey {folder}/host_key\nPidFile none\nStrictModes no\nUsePAM no\n"
-            f"AuthorizedKeysFile {folder}/authorized_keys\nPermitRootLogin prohibit-password\n"
+            f"AuthorizedKeysFile {folder}/authorized_keys\nPermitRootLogin prohibit-password\nSubsystem sftp internal-sftp\n"
         )
         os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
         self.process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", folder / "config"], stderr=subprocess.DEVNULL)
@@ -217,9 +217,7 @@ def test_wrong_sha256_changes_nothing(over_ssh: Any, big: Path, tmp_path: Path) 
     wrong = sha256(b"something else")
     with pytest.raises(transfer.TransferError) as caught:
         put(over_ssh, big, target, sha256=wrong)
-    assert str(caught.value) == (
-        f"big.bin has sha256 {sha256(big.read_bytes())} where {wrong} was expected; nothing was changed"
-    )
+    assert str(caught.value) == (f"big.bin has sha256 {sha256(big.read_bytes())} where {wrong} was expected; nothing was changed")
     assert not target.exists()
     assert left(target) == []
     assert digest.known(big) is None
@@ -260,9 +258,7 @@ def test_no_space_is_said_before_anything_is_sent(over_ssh: Any, big: Path, tmp_
         said: list[str] = []
         with pytest.raises(transfer.TransferError) as caught:
             put(over_ssh, big, small / "big.bin", said)
-        assert str(caught.value) == (
-            f"no space: big.bin needs {big.stat().st_size} bytes in {small}, where {4 << 20} are free"
-        )
+        assert str(caught.value) == (f"no space: big.bin needs {big.stat().st_size} bytes in {small}, where {4 << 20} are free")
         assert said == []
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -349,8 +345,9 @@ def test_bad_models_are_refused_before_a_host_is_asked(tmp_path: Path) -> None:
 
 
 def test_connectors_without_a_stream(big: Path) -> None:
-    with connected("@fake/x", {}) as host, pytest.raises(
-        transfer.TransferError, match=r"can't be sent to \S+ over FakeConnector: give a path on the host itself"
+    with (
+        connected("@fake/x", {}) as host,
+        pytest.raises(transfer.TransferError, match=r"can't be sent to \S+ over FakeConnector: give a path on the host itself"),
     ):
         put(host, big, Path("/nowhere/big.bin"))
 

@@ -168,8 +168,7 @@ def check(stream: BinaryIO, size: int) -> Header:
     header = read(stream, size)
     if size < header.expected_size:
         raise GgufError(
-            f"it is cut off: it has {size} bytes where its header asks for {header.expected_size}; "
-            "copy or download it again"
+            f"it is cut off: it has {size} bytes where its header asks for {header.expected_size}; copy or download it again"
         )
     return header
 
@@ -225,8 +224,7 @@ class _Source:
 
     def cut(self) -> GgufError:
         return GgufError(
-            f"it is cut off inside its header: it has {self.size} bytes and the header goes on; "
-            "copy or download it again"
+            f"it is cut off inside its header: it has {self.size} bytes and the header goes on; copy or download it again"
         )
 
 
