@@ -56,7 +56,7 @@ def test_consequences_are_left_out_and_long_lines_cut() -> None:
         + "-I/x " * 200
         + "-c a.cpp\na.cpp:1:1: error: "
         + "x" * 999
-        + "\nninja: build stopped: subcommand failed.\n"
+        + "\ngmake[2]: *** [a.o] Error 1\nninja: build stopped: subcommand failed.\n"
     )
     shown = lines_that_matter(log)
     assert shown[0] == "FAILED: a.o"
@@ -83,3 +83,4 @@ def test_progress_is_shown_every_few_percent_with_the_time() -> None:
     assert shown[1:4] == ["[  0%] 0:01", "[  5%] 0:06", "[ 10%] 0:11"]
     assert shown[-2:] == ["[100%] 1:41", "==> install (1:43)"]
     assert len(shown) == 23
+    assert meter.shown("[  0%] the next stage counts anew", 1200.0) == "[  0%] 3:20"

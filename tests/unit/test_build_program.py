@@ -170,11 +170,18 @@ def test_a_compile_error_leaves_the_builds_that_are_there(host: Host) -> None:
     assert "configuring failed" in host.refuse(source=host.tar({"CMakeLists.txt": "nonsense("}), build_id="b" * 16)
 
 
-def test_programs_that_do_not_name_the_pin_are_refused(host: Host) -> None:
-    unstamped = CMAKE.replace("${LLAMA_BUILD_NUMBER}", "0").replace("${LLAMA_BUILD_COMMIT}", "unknown")
-    said = host.refuse(source=host.tar({**FILES, "CMakeLists.txt": unstamped}))
-    assert "does not name build 11434 and commit 0c1e57098" in said
-    assert "build 0, commit unknown" in said
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("${LLAMA_BUILD_NUMBER}", "1", "(status 0): build 1, commit 0c1e57098"),
+        ("${LLAMA_BUILD_NUMBER}", "114340", "(status 0): build 114340, commit 0c1e57098"),
+        ("${LLAMA_BUILD_COMMIT}", "unknown", "(status 0): build 11434, commit unknown"),
+        ("main.c)", "fails.c)", "(status 3): build 11434, commit 0c1e57098"),
+    ],
+)
+def test_programs_that_do_not_name_the_pin_are_refused(host: Host, old: str, new: str, said: str) -> None:
+    files = {**FILES, "CMakeLists.txt": CMAKE.replace(old, new), "fails.c": FILES["main.c"].replace("< 0", "< 0 ? 0 : 3")}
+    assert f"does not name build 11434 and commit 0c1e57098 {said}" in host.refuse(source=host.tar(files))
 
 
 def test_what_cmake_did_not_do_is_noticed(host: Host) -> None:

@@ -48,7 +48,9 @@ def cmake_options(commit: str, build_number: int, *, backend: Backend = "cpu", n
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
         "GGML_CCACHE": "OFF",  # it would put a second ccache before the launcher
         "GGML_NATIVE": "ON" if native else "OFF",
-        "GIT_EXE": "OFF",  # ggml would ask git for a commit and overwrite the stamped one
+        # Both ask git for the commit: it isn't there to be asked, and the one would overwrite what is stamped below.
+        "GIT_EXE": "OFF",
+        "GIT_EXECUTABLE": "/bin/false",
         "LLAMA_BUILD_COMMIT": commit[:SHORT_COMMIT],
         "LLAMA_BUILD_NUMBER": str(build_number),
         "LLAMA_BUILD_TESTS": "OFF",

@@ -129,14 +129,17 @@ def begin(a: dict[str, Any]) -> dict[str, Any]:
             os.unlink(file_of(a, ".result.json"))
         running = {**{k: a[k] for k in ("key", "log", "limit_s")}, "started": time.time(), "offset": size(a["log"])}
         write(known, json.dumps(running))
-        task = {
-            **{k: a[k] for k in ("unit", "key", "program", "argument")},
-            "answer": file_of(a, ".result.json"),
-            "environment": {"LC_ALL": "C.UTF-8", **a["environment"]},
-        }
-        write(file_of(a, ".py"), f"{TASK}\nrun(json.loads({json.dumps(json.dumps(task))}))\n")
+        write(file_of(a, ".py"), task_text(a))
         start(a)
         return running
+
+
+def task_text(a: dict[str, Any]) -> str:
+    """The unit's program: ours around the caller's, with the argument and the environment."""
+    task = {k: a[k] for k in ("unit", "key", "program", "argument")}
+    task["answer"] = file_of(a, ".result.json")
+    task["environment"] = {"LC_ALL": "C.UTF-8", **a["environment"]}
+    return f"{TASK}\nrun(json.loads({json.dumps(json.dumps(task))}))\n"
 
 
 def start(a: dict[str, Any]) -> None:
