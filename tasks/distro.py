@@ -18,8 +18,10 @@ def apply() -> None:
     proxy, ca_file = settings.network.proxy, settings.network.ca_file
     files.user(layout.USER, layout.STATE, name="user of the service")
     of_service = {"group": layout.USER, "mode": "750"}
-    ours = [layout.STATE, layout.MODELS, layout.CACHE, layout.SOURCES, layout.ROOT, layout.BUILDS, layout.RELEASES]
-    files.directories({layout.ETC: of_service, **dict.fromkeys(ours, {})}, name="folders")
+    ours: dict[str, dict[str, str]] = {
+        p: {} for p in (layout.STATE, layout.MODELS, layout.CACHE, layout.SOURCES, layout.ROOT, layout.BUILDS, layout.RELEASES)
+    }
+    files.directories({layout.ETC: of_service, **ours}, name="folders")
     wanted = [File(layout.APT_CONF, network.apt_conf(proxy, layout.CA_FILE if ca_file else None))]
     wanted += [File(layout.CA_FILE, Path(ca_file).read_text(encoding="utf-8"))] if ca_file else []
     files.files(wanted, absent=[] if ca_file else [layout.CA_FILE], name="apt and certificates")

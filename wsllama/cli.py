@@ -125,7 +125,9 @@ def ask(
         print(json.dumps({"replies": replies, "failed": failed, "unreachable": fleet.unreachable}, ensure_ascii=False))
     else:
         for name, reply in replies.items():
-            typer.echo(f"{name} (thinks): {reply['reasoning'].strip()}" if reply["reasoning"] else "", nl=bool(reply["reasoning"]))
+            typer.echo(
+                f"{name} (thinks): {reply['reasoning'].strip()}" if reply["reasoning"] else "", nl=bool(reply["reasoning"])
+            )
             typer.echo(f"{name}: {reply['content'].strip()}")
     for name, reason in {**failed, **fleet.unreachable}.items():
         typer.echo(f"{name}: {reason}", err=True)

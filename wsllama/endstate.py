@@ -70,9 +70,22 @@ def check(folder: Path, inventory: Any, limit: Sequence[str] = (), quiet: bool =
     plugin, hosts = Plugin(fleet), [h.name for h in fleet.hosts]
     try:
         if hosts:
-            options = [str(folder), "-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:pytest11.testinfra", "--rootdir", str(folder)]
+            options = [
+                str(folder),
+                "-q",
+                "--no-header",
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:pytest11.testinfra",
+                "--rootdir",
+                str(folder),
+            ]
             with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
-                pytest.main([*options, "-c", "/dev/null", "--tb=short", "-W", "ignore::pytest.PytestAssertRewriteWarning"], plugins=[plugin])
+                pytest.main(
+                    [*options, "-c", "/dev/null", "--tb=short", "-W", "ignore::pytest.PytestAssertRewriteWarning"],
+                    plugins=[plugin],
+                )
     finally:
         fleet.close()
     return {
@@ -82,4 +95,3 @@ def check(folder: Path, inventory: Any, limit: Sequence[str] = (), quiet: bool =
         "failed": len(plugin.failures),
         "failures": plugin.failures,
     }
-

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 
-
 class RemoteError(Exception):
     """A host did not do what it was asked: one sentence."""
 

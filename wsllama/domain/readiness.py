@@ -36,7 +36,8 @@ def problems(system: Mapping[str, Any], *, platform: str, port: int, port_owner:
 def space(need: Mapping[str, int], free: Mapping[str, int]) -> list[str]:
     """What doesn't fit: bytes to be written below each path against the bytes that are free there."""
     return [
-        f"no disk space for {path}: {amount / 1e9:.1f} GB and {MARGIN / 1e9:.1f} GB of room are needed, {free[path] / 1e9:.1f} GB are free"
+        f"no disk space for {path}: {amount / 1e9:.1f} GB and {MARGIN / 1e9:.1f} GB of room are needed,"
+        f" {free[path] / 1e9:.1f} GB are free"
         for path, amount in need.items()
         if amount and amount + MARGIN > free[path]
     ]

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import time
+from typing import Any
 
 from wsllama.host.api import NotAccepted, Server, message
 
@@ -20,25 +21,26 @@ TEMPLATE_TROUBLE = re.compile(
 )
 
 
-def show(unit):
+def show(unit: str) -> dict[str, str]:
     names = "ActiveState,SubState,Result,NRestarts,InvocationID,MainPID,ExecMainStatus"
     p = subprocess.run(["systemctl", "show", "-p", names, unit], stdout=subprocess.PIPE, text=True)
     return dict(line.split("=", 1) for line in p.stdout.splitlines() if "=" in line)
 
 
-def journal(unit, invocation, lines=None):
+def journal(unit: str, invocation: str | None, lines: int | None = None) -> str:
     """The log of one start of the unit, without journald's prefix."""
-    command = ["journalctl", "-q", "-o", "cat", "--no-pager", "_SYSTEMD_INVOCATION_ID=" + invocation]
-    command = command if invocation else ["journalctl", "-q", "-o", "cat", "--no-pager", "-u", unit]
-    p = subprocess.run(command + (["-n", str(lines)] if lines else []), stdout=subprocess.PIPE, errors="replace", text=True)
+    which = [f"_SYSTEMD_INVOCATION_ID={invocation}"] if invocation else ["-u", unit]
+    which += ["-n", str(lines)] if lines else []
+    command = ["journalctl", "-q", "-o", "cat", "--no-pager", *which]
+    p = subprocess.run(command, stdout=subprocess.PIPE, errors="replace", text=True)
     return p.stdout
 
 
-def wait(server, a):
+def wait(server: Server, a: dict[str, Any]) -> None:
     """Until /health is 200; 503 is loading. A unit that gave up, or that starts again and again, ends the wait."""
     began, told, first = time.monotonic(), time.monotonic(), show(a["unit"])
     while True:
-        status, _got = server.ask("/health", timeout=5)
+        status, _ = server.ask("/health", timeout=5)
         now, seconds = show(a["unit"]), time.monotonic() - began
         if status == 200:
             return
@@ -49,14 +51,15 @@ def wait(server, a):
         if int(now["NRestarts"] or 0) - int(first["NRestarts"] or 0) >= 2:
             raise NotAccepted("{} starts again and again".format(a["unit"]))
         if seconds > a["start_timeout_s"]:
-            raise NotAccepted("/health was not ready after %d s (last answer: status %s)" % (seconds, status))
+            raise NotAccepted(f"/health was not ready after {seconds:.0f} s (last answer: status {status})")
         if time.monotonic() - told >= 5:
             told = time.monotonic()
-            print("%s, %d s" % ("the model is being loaded" if status == 503 else "waiting for the server", seconds), flush=True)
+            doing = "the model is being loaded" if status == 503 else "waiting for the server"
+            print(f"{doing}, {seconds:.0f} s", flush=True)
         time.sleep(0.2)
 
 
-def named(server, a):
+def named(server: Server, a: dict[str, Any]) -> None:
     status, got = server.ask("/v1/models")
     if status != 200:
         raise NotAccepted(f"/v1/models got status {status}")
@@ -65,7 +68,7 @@ def named(server, a):
         raise NotAccepted("/v1/models names {}, not {}".format(", ".join(map(str, ids)) or "no model", a["alias"]))
 
 
-def without_thinking(server, a):
+def without_thinking(server: Server, a: dict[str, Any]) -> str:
     kwargs = {"enable_thinking": False}
     content, _, finish = message(server.chat(a["prompt"], max_tokens=a["answer_tokens"], chat_template_kwargs=kwargs))
     if not content.strip():
@@ -73,22 +76,22 @@ def without_thinking(server, a):
     return content
 
 
-def with_thinking(server, a):
+def with_thinking(server: Server, a: dict[str, Any]) -> dict[str, Any]:
     budget = a["thinking_tokens"]
     more = {"max_tokens": a["answer_tokens"] + max(budget, 0), "chat_template_kwargs": {"enable_thinking": True}}
     if budget >= 0:
         more["reasoning_budget_tokens"] = budget
     content, reasoning, finish = message(server.chat(a["prompt"], **more))
     if not content.strip():
-        cause = "thinking used up all %d tokens" % more["max_tokens"] if finish == "length" else f"finish reason {finish}"
+        cause = f"thinking used up all {more['max_tokens']} tokens" if finish == "length" else f"finish reason {finish}"
         raise NotAccepted(
-            "with thinking on there was no answer, only %d characters of reasoning: %s;"
-            " give acceptance.thinking_tokens a limit or raise answer_tokens" % (len(reasoning), cause)
+            f"with thinking on there was no answer, only {len(reasoning)} characters of reasoning: {cause};"
+            " give acceptance.thinking_tokens a limit or raise answer_tokens"
         )
     return {"content": content, "reasoning": reasoning, "finish_reason": finish}
 
 
-def output(*command):
+def output(*command: str) -> str | None:
     try:
         p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -96,7 +99,7 @@ def output(*command):
     return p.stdout.strip() if p.returncode == 0 else None
 
 
-def record(server, a):
+def record(server: Server, a: dict[str, Any]) -> dict[str, Any]:
     """What this release was when it was accepted: the baseline to compare later runs with."""
     status, props = server.ask("/props")
     props = props if status == 200 else {}
@@ -132,8 +135,8 @@ def record(server, a):
     }
 
 
-def main(a):
-    found = {"ok": False, "invocation": None}
+def main(a: dict[str, Any]) -> None:
+    found: dict[str, Any] = {"ok": False, "invocation": None}
     try:
         server = Server(a)
         wait(server, a)

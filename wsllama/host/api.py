@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from typing import Any
 
 
 class NotAccepted(Exception):
@@ -10,13 +11,14 @@ class NotAccepted(Exception):
 
 
 class Server:
-    def __init__(self, a):
-        self.a, self.key = a, None
+    def __init__(self, a: dict[str, Any]) -> None:
+        self.a = a
+        self.key: str | None = None
         if a.get("key_file"):
             with open(a["key_file"], encoding="utf-8") as f:
                 self.key = f.read().split()[0]
 
-    def ask(self, path, body=None, timeout=10):
+    def ask(self, path: str, body: Any = None, timeout: float = 10) -> tuple[int, Any]:
         """Status and JSON (or text) of one request; status 0 when nobody answered."""
         headers = {"Content-Type": "application/json"}
         if self.key:
@@ -35,16 +37,18 @@ class Server:
         except ValueError:
             return status, text
 
-    def chat(self, question, **more):
+    def chat(self, question: str, **more: Any) -> dict[str, Any]:
         body = {"model": self.a["alias"], "messages": [{"role": "user", "content": question}], **more}
         status, got = self.ask("/v1/chat/completions", body, self.a["request_timeout_s"])
         if status != 200:
             error = got.get("error", got) if isinstance(got, dict) else got
             raise NotAccepted(f"a chat request got status {status}: {json.dumps(error)[:500]}")
-        return got
+        whole: dict[str, Any] = got
+        return whole
 
 
-def message(reply):
+def message(reply: dict[str, Any]) -> tuple[str, str, str | None]:
+    """Content, reasoning and finish reason. Raises NotAccepted when the reply holds no assistant message."""
     choice = (reply.get("choices") or [{}])[0]
     found = choice.get("message") or {}
     if found.get("role") != "assistant":

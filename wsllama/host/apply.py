@@ -6,35 +6,39 @@ import os
 import pwd
 import secrets
 import shutil
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Wanted = Mapping[str, Any]
 
 
-def own(path, wanted):
+def own(path: str, wanted: Wanted) -> None:
     os.chown(path, pwd.getpwnam(wanted["user"]).pw_uid, grp.getgrnam(wanted["group"]).gr_gid)
     os.chmod(path, int(wanted["mode"], 8))
 
 
-def gone(path):
+def gone(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):
         os.unlink(path)
 
 
-def sync(folder):
+def sync(folder: str) -> None:
     fd = os.open(folder, os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
 
 
-def directory(path, wanted):
+def directory(path: str, wanted: Wanted) -> None:
     if not os.path.isdir(path) or os.path.islink(path):
         gone(path)
         os.makedirs(path)
     own(path, wanted)
 
 
-def write(path, wanted):
-    aside = "%s/.%s.%d.tmp" % (os.path.dirname(path), os.path.basename(path), os.getpid())
+def write(path: str, wanted: Wanted) -> None:
+    aside = f"{os.path.dirname(path)}/.{os.path.basename(path)}.{os.getpid()}.tmp"
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(fd, "wb") as f:
@@ -51,7 +55,7 @@ def write(path, wanted):
     sync(os.path.dirname(path))
 
 
-def main(wants):
+def main(wants: Iterable[Wanted]) -> None:
     for wanted in wants:
         path = wanted["path"]
         try:

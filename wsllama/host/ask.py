@@ -2,11 +2,12 @@
 
 import json
 import time
+from typing import Any
 
 from wsllama.host.api import NotAccepted, Server, message
 
 
-def main(a):
+def main(a: dict[str, Any]) -> None:
     """argument: url, alias, key_file or None, request_timeout_s, question, thinking (bool), max_tokens or None."""
     more = {"chat_template_kwargs": {"enable_thinking": a["thinking"]}}
     if a["max_tokens"]:

@@ -13,19 +13,22 @@ import re
 import shutil
 import stat
 import subprocess
-import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+Facet = dict[str, Any]
 
 SMALL = 1 << 20  # configuration files are hashed; what is larger than this in bytes isn't one
 
 
-def _name(table, number):
+def _name(table: Callable[[int], Sequence[Any]], number: int) -> str:
     try:
-        return table(number)[0]
+        return str(table(number)[0])
     except KeyError:
         return str(number)
 
 
-def _text(path):
+def _text(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as f:
             return f.read()
@@ -33,22 +36,22 @@ def _text(path):
         return ""
 
 
-def _json(path):
+def _json(path: str) -> Any:
     try:
         return json.loads(_text(path) or "null")
     except ValueError:
         return None
 
 
-def files(paths):
-    out = {}
+def files(paths: Mapping[str, str | None]) -> Facet:
+    out: Facet = {}
     for path, known in paths.items():
         try:
             s = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             out[path] = None
             continue
-        d = {
+        d: dict[str, Any] = {
             "mode": format(stat.S_IMODE(s.st_mode), "o"),
             "user": _name(pwd.getpwuid, s.st_uid),
             "group": _name(grp.getgrgid, s.st_gid),
@@ -73,9 +76,9 @@ def files(paths):
     return out
 
 
-def originals(paths):
+def originals(paths: Iterable[str]) -> Facet:
     """Files that are copied from: what tells that one is the same still, links followed."""
-    out = dict.fromkeys(paths)
+    out: Facet = dict.fromkeys(paths)
     for path in paths:
         try:
             s = os.stat(path)
@@ -86,9 +89,9 @@ def originals(paths):
     return out
 
 
-def packages(names):
+def packages(names: Iterable[str]) -> Facet:
     """Version of each installed package, from dpkg's own table: starting dpkg-query costs more than reading it."""
-    out = dict.fromkeys(names)
+    out: Facet = dict.fromkeys(names)
     with open("/var/lib/dpkg/status", "rb") as f:
         status = f.read()
     for name in names:
@@ -99,8 +102,8 @@ def packages(names):
     return out
 
 
-def users(names):
-    out = {}
+def users(names: Iterable[str]) -> Facet:
+    out: Facet = {}
     for name in names:
         try:
             p = pwd.getpwnam(name)
@@ -110,18 +113,18 @@ def users(names):
     return out
 
 
-def units(names):
+def units(names: Iterable[str]) -> Facet:
     wanted = "Id,LoadState,ActiveState,SubState,UnitFileState,NeedDaemonReload,InvocationID,MainPID,Result,NRestarts"
     p = subprocess.run(["systemctl", "show", "-p", wanted, *names], stdout=subprocess.PIPE, text=True)
     blocks = [dict(line.split("=", 1) for line in b.splitlines() if line) for b in p.stdout.strip().split("\n\n")]
     return dict(zip(names, blocks, strict=False))
 
 
-def stamps(paths):
+def stamps(paths: Iterable[str]) -> Facet:
     return {path: _text(path).strip() or None for path in paths}
 
 
-def disk(paths):
+def disk(paths: Iterable[str]) -> Facet:
     """Free bytes on the file system that each path is on, or will be."""
     out = {}
     for path in paths:
@@ -132,7 +135,7 @@ def disk(paths):
     return out
 
 
-def _listeners():
+def _listeners() -> Iterator[tuple[int, str, str]]:
     """Inode and address of each listening TCP socket, from the kernel's own tables."""
     for table, any_address in (("/proc/net/tcp", "00000000"), ("/proc/net/tcp6", "0" * 32)):
         for line in _text(table).splitlines()[1:]:
@@ -142,16 +145,16 @@ def _listeners():
                 yield int(port, 16), "*" if address == any_address else address, word[9]
 
 
-def ports(numbers):
+def ports(numbers: Iterable[str]) -> Facet:
     """Who listens on a port: the unit or the program's name; None when nobody does."""
-    out = dict.fromkeys(numbers)
+    out: Facet = dict.fromkeys(numbers)
     for port, _, inode in _listeners():
         if str(port) in out and out[str(port)] is None:
             out[str(port)] = _owner(f"socket:[{inode}]") or "another program"
     return out
 
 
-def _owner(socket):
+def _owner(socket: str) -> str | None:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             if any(os.readlink(f"/proc/{pid}/fd/{fd}") == socket for fd in os.listdir(f"/proc/{pid}/fd")):
@@ -162,17 +165,21 @@ def _owner(socket):
     return None
 
 
-def system(keys):
+def system(keys: Iterable[str]) -> Facet:
     release = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', _text("/etc/os-release"), re.M))
     memory = dict(re.findall(r"^(\w+): +(\d+) kB", _text("/proc/meminfo"), re.M))
     cpu = re.search(r"^(?:flags|Features)\s*: (.*)$", _text("/proc/cpuinfo"), re.M)
     model = re.search(r"^model name\s*: (.*)$", _text("/proc/cpuinfo"), re.M)
     kernel = _text("/proc/sys/kernel/osrelease").strip()
-    traces = [name for name, there in (
-        (f"kernel release {kernel}", "microsoft" in kernel.lower() or "wsl" in kernel.lower()),
-        ("/run/WSL", os.path.isdir("/run/WSL")),
-        ("/dev/dxg", os.path.exists("/dev/dxg")),
-    ) if there]
+    traces = [
+        name
+        for name, there in (
+            (f"kernel release {kernel}", "microsoft" in kernel.lower() or "wsl" in kernel.lower()),
+            ("/run/WSL", os.path.isdir("/run/WSL")),
+            ("/dev/dxg", os.path.exists("/dev/dxg")),
+        )
+        if there
+    ]
     found = {
         "systemd": os.path.isdir("/run/systemd/system"),
         "wsl": traces,
@@ -184,13 +191,13 @@ def system(keys):
         "cpu": {"model": model[1] if model else "", "flags": sorted(cpu[1].split()) if cpu else []},
         "memory_total": int(memory.get("MemTotal", 0)) * 1024,
         "memory_available": int(memory.get("MemAvailable", 0)) * 1024,
-        "python": "%d.%d.%d" % sys.version_info[:3],
+        "python": platform.python_version(),
         "root": os.geteuid() == 0,
     }
     return {key: found[key] for key in keys}
 
 
-def _same(path, record):
+def _same(path: str, record: Mapping[str, int]) -> bool:
     """Whether the file is still the one that the record was made of: no byte of it is read."""
     try:
         s = os.stat(path)
@@ -199,7 +206,7 @@ def _same(path, record):
     return all(getattr(s, "st_" + name) == record[name] for name in ("size", "mtime_ns", "ino") if name in record)
 
 
-def builds(roots):
+def builds(roots: Iterable[str]) -> Facet:
     """Build id -> what its record says, when everything that was installed is still there in its size; else None."""
     out = {}
     for root in roots:
@@ -214,7 +221,7 @@ def builds(roots):
     return dict.fromkeys(roots, out)
 
 
-def models(roots):
+def models(roots: Iterable[str]) -> Facet:
     """Folder/file -> its stamp, and whether the file is still the one that was verified."""
     out = {}
     for root in roots:
@@ -230,7 +237,7 @@ def models(roots):
     return dict.fromkeys(roots, out)
 
 
-def releases(roots):
+def releases(roots: Iterable[str]) -> Facet:
     """Number -> digest of each whole release, and which number `current` and `last-good` name."""
     out = {}
     for root in roots:
@@ -239,18 +246,26 @@ def releases(roots):
             record = _json(os.path.join(folder, entry, "release.json")) if entry.isdigit() else None
             if record and _whole(os.path.join(folder, entry), record):
                 accepted = os.path.exists(os.path.join(folder, entry, "baseline.json"))
-                found[entry] = {"digest": record["digest"], "accepted": accepted, "model": record["model"], "build": record["build"]}
-        out[root] = {"numbers": found, "highest": max([int(e) for e in os.listdir(folder) if e.isdigit()] or [0]) if os.path.isdir(folder) else 0}
+                found[entry] = {
+                    "digest": record["digest"],
+                    "accepted": accepted,
+                    "model": record["model"],
+                    "build": record["build"],
+                }
+        out[root] = {
+            "numbers": found,
+            "highest": max([int(e) for e in os.listdir(folder) if e.isdigit()] or [0]) if os.path.isdir(folder) else 0,
+        }
         for link in ("current", "last-good"):
             try:
                 target = os.readlink(os.path.join(root, link))
             except OSError:
                 target = ""
-            out[root][link] = target[len("releases/"):] if target.startswith("releases/") else None
+            out[root][link] = target[len("releases/") :] if target.startswith("releases/") else None
     return out
 
 
-def _whole(folder, record):
+def _whole(folder: str, record: Mapping[str, Any]) -> bool:
     try:
         links = all(os.readlink(os.path.join(folder, name)) == target for name, target in record["links"].items())
     except OSError:
@@ -260,5 +275,5 @@ def _whole(folder, record):
     )
 
 
-def main(spec):
+def main(spec: Mapping[str, Mapping[str, Any]]) -> None:
     print(json.dumps({facet: globals()[facet](keys) for facet, keys in spec.items() if keys}))

@@ -7,26 +7,27 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
+from typing import Any
 
 
-def opener(proxy, ca):
+def opener(proxy: str | None, ca: str | None) -> urllib.request.OpenerDirector:
     context = ssl.create_default_context(cadata=ca) if ca else ssl.create_default_context()
     proxies = {"http": proxy, "https": proxy} if proxy else {}
     return urllib.request.build_opener(urllib.request.ProxyHandler(proxies), urllib.request.HTTPSHandler(context=context))
 
 
-def why_not(url, by):
+def why_not(url: str, by: urllib.request.OpenerDirector) -> str | None:
     """None when somebody answers, whatever the answer; else what the network says."""
     try:
         by.open(url, timeout=15).close()
     except urllib.error.HTTPError as e:
-        return None if e.code < 500 and e.code not in (403, 407) else "status %d" % e.code
+        return None if e.code < 500 and e.code not in (403, 407) else f"status {e.code}"
     except (OSError, ValueError) as e:
         return str(getattr(e, "reason", e))
     return None
 
 
-def apt_addresses():
+def apt_addresses() -> list[str]:
     """One file for each source of apt's configuration, as apt itself reads it."""
     p = subprocess.run(["apt-get", "indextargets", "--format", "$(REPO_URI)|$(RELEASE)"], stdout=subprocess.PIPE, text=True)
     found = sorted({line.split("|")[0] for line in p.stdout.splitlines() if line.startswith("http")})
@@ -41,7 +42,7 @@ def apt_addresses():
     return found
 
 
-def main(a):
+def main(a: dict[str, Any]) -> None:
     blocked, by = [], opener(a["proxy"], a["ca"])
     hint = "check the network, or set network.proxy and network.ca_file"
     if a["apt"]:

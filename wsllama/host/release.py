@@ -14,15 +14,17 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
+from typing import Any
 
 
-def sync(path):
+def sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     os.fsync(fd)
     os.close(fd)
 
 
-def put(path, text):
+def put(path: str, text: str) -> None:
     with open(path + ".tmp", "w", encoding="utf-8") as f:
         f.write(text)
         f.flush()
@@ -31,16 +33,16 @@ def put(path, text):
     sync(os.path.dirname(path))
 
 
-def link(path, target):
-    aside = "%s.%d.tmp" % (path, os.getpid())
+def link(path: str, target: str) -> None:
+    aside = f"{path}.{os.getpid()}.tmp"
     os.symlink(target, aside)
     if os.path.isdir(path) and not os.path.islink(path):
-        os.rename(path, "%s.%d.moved" % (path, time.time()))  # somebody's folder in our link's place: kept, out of the way
+        os.rename(path, f"{path}.{time.time():.0f}.moved")  # somebody's folder in our link's place: kept, out of the way
     os.replace(aside, path)
     sync(os.path.dirname(path))
 
 
-def make(a):
+def make(a: dict[str, Any]) -> None:
     """A new release folder; `links` and `files` are all that is in it besides release.json."""
     folder = os.path.join(a["root"], "releases", str(a["number"]))
     partial = os.path.join(a["root"], "releases", ".partial-{}".format(a["number"]))
@@ -59,21 +61,22 @@ def make(a):
     sync(os.path.dirname(folder))
 
 
-def check(folder, words):
-    """llama-server reads its arguments in order, so with --version as the last one it refuses a wrong one and does nothing else."""
+def check(folder: str, words: Sequence[str]) -> None:
+    """llama-server reads its arguments in order: with --version as the last one it refuses a wrong one and does nothing else."""
     program = os.path.join(folder, "build", "bin", "llama-server")
-    p = subprocess.run([program, *words, "--version"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    command = [program, *words, "--version"]
+    p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     if p.returncode:
         shutil.rmtree(folder)
         said = next((line for line in p.stdout.splitlines() if "error" in line.lower()), p.stdout.strip()[-300:])
         raise SystemExit(f"llama-server refuses the arguments of the settings: {said}; the service was not touched")
 
 
-def switch(a):
+def switch(a: dict[str, Any]) -> None:
     link(os.path.join(a["root"], "current"), "releases/{}".format(a["number"]))
 
 
-def start(a):
+def start(a: dict[str, Any]) -> None:
     """Start the service with what stands there now, then write down what that was: a run that is killed starts it again."""
     if os.path.exists(a["stamp"]):
         os.unlink(a["stamp"])
@@ -83,7 +86,7 @@ def start(a):
     put(a["stamp"], a["digest"] + "\n")
 
 
-def accept(a):
+def accept(a: dict[str, Any]) -> None:
     """Keep the record of the first acceptance, make this release the one to go back to, and start it at boot."""
     folder = os.path.join(a["root"], "releases", str(a["number"]))
     if a.get("baseline") is not None:
@@ -92,7 +95,7 @@ def accept(a):
     subprocess.run(["systemctl", "enable", "--quiet", a["unit"]], check=True)
 
 
-def back(a):
+def back(a: dict[str, Any]) -> None:
     """Serve the last good release again, or nothing when there is none."""
     good = os.path.join(a["root"], "last-good")
     if os.path.exists(a["stamp"]):
@@ -100,13 +103,13 @@ def back(a):
     if os.path.exists(good) and os.readlink(good) != "releases/{}".format(a["number"]):
         link(os.path.join(a["root"], "current"), os.readlink(good))
         subprocess.run(["systemctl", "restart", a["unit"]], check=False)
-        print(json.dumps({"serves": os.readlink(good)[len("releases/"):]}))
+        print(json.dumps({"serves": os.readlink(good)[len("releases/") :]}))
     else:
         subprocess.run(["systemctl", "stop", a["unit"]], check=False)
         print(json.dumps({"serves": None}))
 
 
-def main(a):
+def main(a: dict[str, Any]) -> None:
     with open(os.path.join(a["root"], ".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)

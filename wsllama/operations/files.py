@@ -60,7 +60,8 @@ def user(now: Any, name: str, home: str) -> Iterator[Any]:
     if now["users"][name] != want:
         tell(f"user {name}: {'absent' if now['users'][name] is None else now['users'][name]}")
         yield from server.group._inner(group=name, system=True)
-        yield from server.user._inner(user=name, group=name, system=True, home=home, shell=want["shell"], create_home=False, ensure_home=False)
+        without = {"create_home": False, "ensure_home": False}
+        yield from server.user._inner(user=name, group=name, system=True, home=home, shell=want["shell"], **without)
 
 
 @resource(lambda paths, **_: {"files": dict.fromkeys(paths)})
@@ -125,5 +126,3 @@ def _show_diff(path: str, old: str | None, new: str) -> None:
     if state.config.DIFF and old is not None:
         for line in difflib.unified_diff(old.splitlines(), new.splitlines(), path, f"{path} (wanted)", lineterm=""):
             host.log_styled(line, fg={"+": "green", "-": "red"}.get(line[:1]))
-
-

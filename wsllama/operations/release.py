@@ -27,9 +27,7 @@ def wanted(now: Any, settings: Settings) -> Release:
     if file is None:
         raise Later("the model is not there yet")
     folder, name = file.rsplit("/", 1)
-    words = server_flags.arguments(
-        settings.server, settings.model.alias, f"{layout.CURRENT}/model/{name}", layout.API_KEY
-    )
+    words = server_flags.arguments(settings.server, settings.model.alias, f"{layout.CURRENT}/model/{name}", layout.API_KEY)
     environment = {"LD_LIBRARY_PATH": "/usr/lib/wsl/lib"} if settings.platform == "wsl" else {}
     sha256 = now["models"][layout.MODELS][file]["sha256"]
     return Release(
