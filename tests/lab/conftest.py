@@ -1,4 +1,4 @@
-"""One lab of two hosts for the whole session; a test that changes a host's system resets it or says so."""
+"""One lab of two hosts for the whole session, converged once; a test that changes a host puts it back or says so."""
 
 import os
 import sys
@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2]))  # `lab` is a folder of the project, not an installed package
+sys.path.insert(0, str(Path(__file__).parents[2]))  # `lab` and `tests` are folders of the project, not installed packages
 
-from lab import Lab
+from lab import Lab, tiny_model
 from lab.base import cache_dir
+from tests.lab.deployed import Deployed
 
 CCACHE = "/var/cache/wsllama/ccache"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the lab itself come first: some reset its hosts, which would undo the deploy."""
+    items.sort(key=lambda item: any(name.startswith("deployed") for name in getattr(item, "fixturenames", ())))
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +28,19 @@ def lab() -> Iterator[Lab]:
         pytest.fail("The lab starts systemd machines and needs root: run the tests with sudo.", pytrace=False)
     with Lab(hosts=2, binds={cache_dir() / "ccache": CCACHE}) as shared:
         yield shared
+
+
+@pytest.fixture(scope="session")
+def deployed_once(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Deployed:
+    """Both hosts, converged from nothing in one run of pyinfra: `first` is that run."""
+    folder = tmp_path_factory.mktemp("deployed")
+    found = Deployed(lab, folder, tiny_model.write(folder / "tiny.gguf"))
+    found.first = found.run(counted=True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def deployed(deployed_once: Deployed) -> Deployed:
+    """Both hosts as the deploy leaves them: whatever the file of tests before did to them is put right."""
+    deployed_once.restore()
+    return deployed_once

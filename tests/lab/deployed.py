@@ -1,0 +1,178 @@
+"""What tests of deploys share: the lab's hosts as they are after a deploy, `pyinfra … deploy.py` run on them, and its counts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lab import Lab
+from lab.lab import Host
+from wsllama.settings import merge
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+UNIT = "llama-server.service"
+Data = Mapping[str, Mapping[str, Any]]  # name of a host -> what its inventory says more
+
+# The pyinfra command, with each SSH channel that it opens (a command, a file transfer) written down: {address: [what, …]}.
+COUNTING = """
+import json, sys
+import pyinfra_cli.main
+import paramiko
+
+seen = {}
+stock_open, stock_exec = paramiko.Transport.open_channel, paramiko.Channel.exec_command
+
+def open_channel(self, *args, **kwargs):
+    seen.setdefault(self.getpeername()[0], []).append("a channel")
+    return stock_open(self, *args, **kwargs)
+
+def exec_command(self, command):
+    seen[self.transport.getpeername()[0]][-1] = str(command)
+    return stock_exec(self, command)
+
+paramiko.Transport.open_channel, paramiko.Channel.exec_command = open_channel, exec_command
+out = sys.argv.pop(1)
+sys.argv[0] = "pyinfra"
+try:
+    pyinfra_cli.main.main()
+finally:
+    with open(out, "w") as f:
+        json.dump(seen, f)
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of pyinfra with --json: exit status, both outputs, seconds, and with `counted` the channels by host name."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+    commands: Mapping[str, Sequence[str]]
+
+    @cached_property
+    def results(self) -> dict[str, Any]:
+        """`results` of the document on stdout."""
+        try:
+            found: dict[str, Any] = json.loads(self.stdout)["results"]
+        except ValueError:
+            raise AssertionError(f"pyinfra ended with status {self.returncode} and no JSON:\n{self.stderr}") from None
+        return found
+
+    def operations(self, kind: str, host: str | None = None) -> list[str]:
+        """Names of operations, in order, that ended with `kind` (success: changed; error; no_change) on a host, or on any."""
+        return [o["name"] for o in self.results["operations"] if (host in o[kind] if host else o[kind])]
+
+    def changed(self, host: str | None = None) -> list[str]:
+        """Names of the operations that changed something, without the name of their stage."""
+        return [name.rpartition(" | ")[2] for name in self.operations("success", host)]
+
+    def green(self) -> Run:
+        """Itself, or AssertionError when anything failed on any host."""
+        wrong = self.returncode or self.results["failed_hosts"] or self.results["totals"]["error"]
+        assert not wrong, f"exit code {self.returncode}, failed: {self.operations('error')}\n{self.stderr}"
+        return self
+
+    def unchanged(self) -> Run:
+        """Itself, or AssertionError when anything failed or changed on any host."""
+        self.green()
+        assert self.results["totals"]["success"] == 0, f"changed: {self.operations('success')}\n{self.stderr}"
+        assert self.results["totals"]["no_change"] > 0
+        return self
+
+
+class Deployed:
+    """Both hosts of the session's lab, converged once with the small model.
+
+    + lab, model: the hosts; the GGUF on this machine (it thinks, then answers READY)
+    + base: settings that both were converged with, as an inventory gives them
+    + first: the run that did it
+    """
+
+    first: Run
+
+    def __init__(self, lab: Lab, folder: Path, model: Path) -> None:
+        self.lab, self.folder, self.model = lab, folder, model
+        self.base: dict[str, Any] = {"platform": "linux", "model": {"path": str(model)}}
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name for host in self.lab.hosts]
+
+    def inventory(self, data: Data | None = None, hosts: Iterable[Host] | None = None, name: str = "inventory") -> Path:
+        """Write an inventory: base, with this data of hosts over it key by key; of these hosts only, if given."""
+        chosen = list(self.lab.hosts if hosts is None else hosts)
+        whole = {h.name: merge([self.base, (data or {}).get(h.name, {})]) for h in chosen}
+        return self.lab.inventory(self.folder / name, whole, chosen)
+
+    def command(self, inventory: Path, *options: str) -> list[str]:
+        """The words of a deploy, to be run in ROOT."""
+        return [str(BIN / "pyinfra"), str(inventory), "deploy.py", "-y", *options]
+
+    def run(
+        self,
+        data: Data | None = None,
+        *options: str,
+        hosts: Iterable[Host] | None = None,
+        counted: bool = False,
+        timeout: float = 400,
+    ) -> Run:
+        """Deploy with --json and wait. Nothing is asserted: see Run.green and Run.unchanged.
+
+        + data, hosts: as `inventory` has them
+        + options: more of pyinfra's
+        + counted: write down what goes over SSH
+        + timeout: seconds
+        """
+        words = self.command(self.inventory(data, hosts), "--json", *options)
+        counts = self.folder / "counts.json"
+        if counted:
+            counts.unlink(missing_ok=True)
+            words = [sys.executable, "-c", COUNTING, str(counts), *words[1:]]
+        began = time.monotonic()
+        p = subprocess.run(
+            words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout
+        )
+        seen = json.loads(counts.read_text()) if counted else {}
+        named = {h.name: seen.get(h.address, []) for h in self.lab.hosts} if counted else {}
+        return Run(p.returncode, p.stdout, p.stderr, time.monotonic() - began, named)
+
+    def restore(self) -> Run:
+        """Converge both hosts with the base settings again, whatever was done to them; returns that run."""
+        run = self.run().green()
+        for host in self.lab.hosts:
+            assert answers(host), f"{host.name} does not answer after it was restored:\n{run.stderr}"
+        return run
+
+
+def wsllama(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run the wsllama command in the project's folder."""
+    return subprocess.run(
+        [str(BIN / "wsllama"), *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+    )
+
+
+def answers(host: Host, port: int = 8080) -> bool:
+    """Whether the service on a host is healthy and names a model to clients."""
+    url = f"http://127.0.0.1:{port}/v1/models"
+    p = host.run(["python3", "-c", f"import urllib.request as u; print(u.urlopen('{url}', timeout=10).read().decode())"], check=False)
+    return p.returncode == 0 and '"qwen' in p.stdout
+
+
+def main_pid(host: Host) -> int:
+    """Process id of the service on a host; 0 when it doesn't run."""
+    return int(host.run(["systemctl", "show", "--value", "-p", "MainPID", UNIT]).stdout)
+
+
+def arguments_of(host: Host) -> list[str]:
+    """What the running server was started with, from the host's kernel."""
+    return host.run(["cat", f"/proc/{main_pid(host)}/cmdline"]).stdout.rstrip("\0").split("\0")
