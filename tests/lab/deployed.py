@@ -164,7 +164,9 @@ def wsllama(*words: str) -> subprocess.CompletedProcess[str]:
 def answers(host: Host, port: int = 8080) -> bool:
     """Whether the service on a host is healthy and names a model to clients."""
     url = f"http://127.0.0.1:{port}/v1/models"
-    p = host.run(["python3", "-c", f"import urllib.request as u; print(u.urlopen('{url}', timeout=10).read().decode())"], check=False)
+    p = host.run(
+        ["python3", "-c", f"import urllib.request as u; print(u.urlopen('{url}', timeout=10).read().decode())"], check=False
+    )
     return p.returncode == 0 and '"qwen' in p.stdout
 
 
