@@ -1,6 +1,7 @@
 """What a followed unit runs, without the unit: how a program's end becomes the result. Units themselves need systemd: lab."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -87,6 +88,7 @@ def test_the_environment_and_the_character_set_reach_the_program(task: Task) -> 
     assert ran.stdout.decode() == "ä\\udcff http://p:1\nhttp://p:1 C.UTF-8\n"
 
 
+@pytest.mark.skipif(not shutil.which("systemctl"), reason="needs systemctl")
 def test_the_result_counts_only_for_its_key(task: Task) -> None:
     """A result of other work, left from before, is never taken for this one's."""
     task.run("def main(a):\n    print(1)\n")
@@ -94,6 +96,8 @@ def test_the_result_counts_only_for_its_key(task: Task) -> None:
     running = {"key": "k", "log": str(task.folder / "log"), "offset": 0, "limit_s": 0, "started": 0.0}
     ours = {"unit": "x", "run": str(task.folder)}
     assert follow.judge({**ours, "key": "k"}, running)["result"] == 1
+    other = follow.judge({**ours, "key": "other"}, {**running, "key": "other"})
+    assert (other["ok"], other["error"].startswith("x was ended from outside")) == (False, True)
 
 
 def test_a_failure_brings_the_lines_that_matter_without_its_own_sentence(task: Task) -> None:
