@@ -61,8 +61,14 @@ def os_release() -> tuple[str, str]:
 
 def default_suite() -> str:
     """The suite of a lab that names none: this machine's own when it is Debian or Ubuntu, else bookworm."""
+    codename = os_release()[1]
+    return codename if codename in suites() else suites()[0]
+
+
+def suites() -> tuple[str, ...]:
+    """The releases that this machine can build: both of Debian's, on Ubuntu its own."""
     distribution, codename = os_release()
-    return codename if distribution == "ubuntu" or codename in DEBIAN_SUITES else DEBIAN_SUITES[0]
+    return (codename,) if distribution == "ubuntu" else DEBIAN_SUITES
 
 
 def parse_list(text: str) -> list[Source]:
@@ -187,11 +193,9 @@ class Recipe:
 
 def recipe(suite: str) -> Recipe:
     """How the base of a suite is built on this machine. Raises LabError for a suite or machine that can't do it."""
-    distribution, codename = os_release()
-    family = "ubuntu" if distribution == "ubuntu" else "debian"
-    known = (codename,) if family == "ubuntu" else DEBIAN_SUITES
-    if suite not in known:
-        raise LabError(f"The lab can't build {suite!r} on this machine: choose one of {', '.join(known)}.")
+    family = "ubuntu" if os_release()[0] == "ubuntu" else "debian"
+    if suite not in suites():
+        raise LabError(f"The lab can't build {suite!r} on this machine: choose one of {', '.join(suites())}.")
     mirror, sources = archive(read_sources(), family, suite)
     return Recipe(suite, family, mirror, sources, apt_settings(), local_certificates())
 

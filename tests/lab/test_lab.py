@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lab import Lab, LabError, cgroup, network, registry
-from lab.base import archives_of, cache_dir, default_suite
+from lab.base import archive, archives_of, cache_dir, default_suite, read_sources, suites
 
 ROOT = Path(__file__).parents[2]
 OPEN_AND_WAIT = """
@@ -62,6 +62,70 @@ def orphan() -> Iterator[str]:
     owner.stdout.close()
     yield lab_id
     registry.sweep()
+
+
+# Where the base comes from
+
+DEB822 = """\
+# comment: with a colon
+Types: deb
+# a comment inside
+URIs: http://mirror.test/debian
+Suites: bookworm
+ bookworm-updates
+Components: main
+ contrib
+Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+Types: deb
+URIs: http://off.test/debian
+Suites: bookworm
+Components: main
+Enabled: no
+
+Types: deb deb-src
+URIs: mirror+file:{mirrors}
+Suites: bookworm-security
+Components: main
+"""
+ONE_LINE = """\
+# deb http://commented.test/debian bookworm main
+deb-src http://source.test/debian bookworm main
+deb [arch=amd64 signed-by=/etc/apt/keyrings/vendor.gpg] https://vendor.test/debian bookworm main
+deb https://docker.test/linux/debian bookworm stable
+deb https://node.test/node_20.x nodistro main
+deb cdrom:[Debian]/ bookworm main
+"""
+
+
+def etc_apt(folder: Path, sources: str, lines: str = "") -> Path:
+    (folder / "sources.list.d").mkdir(parents=True)
+    (folder / "sources.list").write_text(lines)
+    (folder / "mirrors").write_text("https://first.test/debian-security\nhttps://second.test/debian-security\n")
+    (folder / "sources.list.d/debian.sources").write_text(sources.format(mirrors=folder / "mirrors"))
+    (folder / "sources.list.d/old.sources.save").write_text(sources.replace("mirror.test", "backup.test"))
+    return folder
+
+
+def test_the_official_archive_is_found_among_others(tmp_path: Path) -> None:
+    mirror, entries = archive(read_sources(etc_apt(tmp_path / "apt", DEB822, ONE_LINE)), "debian", "trixie")
+    assert mirror == "http://mirror.test/debian"
+    assert [(e.uri, e.suite, e.components) for e in entries] == [
+        ("http://mirror.test/debian", "trixie", ("main", "contrib")),
+        ("https://first.test/debian-security", "trixie-security", ("main",)),
+        ("http://mirror.test/debian", "trixie-updates", ("main", "contrib")),
+    ]
+
+
+def test_one_line_sources_of_ubuntu_are_read(tmp_path: Path) -> None:
+    lines = "deb http://mirror.test/ubuntu noble main universe # own\ndeb http://mirror.test/ubuntu noble-security main\n"
+    _, entries = archive(read_sources(etc_apt(tmp_path / "apt", "", lines)), "ubuntu", "noble")
+    assert [(e.suite, e.components) for e in entries] == [("noble", ("main", "universe")), ("noble-security", ("main",))]
+
+
+def test_a_machine_without_an_official_archive_gets_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"No official debian archive was found in /etc/apt/sources.list"):
+        archive(read_sources(etc_apt(tmp_path / "apt", "", ONE_LINE)), "debian", "bookworm")
 
 
 # What a host is
@@ -150,6 +214,16 @@ def test_a_device_rule_of_a_unit_binds(lab: Lab) -> None:
     assert "Operation not permitted" in refused.stderr
     allowed = lab.hosts[0].run([*closed, "-p", "DeviceAllow=/dev/net/tun rw", *read], check=False)
     assert allowed.returncode == 0, allowed.stderr
+
+
+@pytest.mark.parametrize("suite", [name for name in suites() if name != default_suite()])
+def test_the_other_release_boots_and_its_limits_bind(suite: str) -> None:
+    with Lab(hosts=1, suite=suite) as other:
+        host = other.hosts[0]
+        assert f"VERSION_CODENAME={suite}" in host.run(["cat", "/etc/os-release"]).stdout
+        assert host.run(["systemctl", "is-system-running"]).stdout.strip() == "running"
+        test_a_memory_limit_of_a_unit_binds(other)
+        test_a_device_rule_of_a_unit_binds(other)
 
 
 def test_memory_of_a_host_and_the_stand_in_for_dxg() -> None:
