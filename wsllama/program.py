@@ -11,7 +11,7 @@ from typing import Any
 PARTS = {
     "accept": ("wsllama.host.api", "wsllama.host.accept"),
     "ask": ("wsllama.host.api", "wsllama.host.ask"),
-    "model": ("wsllama.domain.gguf", "wsllama.host.receive", "wsllama.host.model"),
+    "model": ("wsllama.domain.gguf", "wsllama.host.receive", "wsllama.host.probe", "wsllama.host.model"),
 }
 
 # Makes each part importable by the next under its real name, and `main` the last one's.

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,45 +23,22 @@ from pyinfra.connectors.local import LocalConnector
 from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
 
-from wsllama import digest
+from wsllama import digest, program
 from wsllama.domain import gguf
 from wsllama.host.receive import BLOCK, Progress, gib, identity
 
 MODELS = "/var/lib/wsllama/models"
-RECEIVE = ("wsllama.host.receive",)
-MODEL = ("wsllama.domain.gguf", "wsllama.host.receive", "wsllama.host.model")
 # Reads the program from stdin by its exact length, so that the rest of stdin is the program's.
 START = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
 
 # sendall copies all that is left for each packet of 32 KiB; with 1 MiB at once that doubles the CPU time of sending.
 PIECE = 256 * 1024
 
-# One module after the other, each importable by the next under its real name.
-BUNDLE = """\
-import json, sys, types
-for name, text in json.loads({texts}):
-    for package in ("wsllama", "wsllama.domain", "wsllama.host"):
-        sys.modules.setdefault(package, types.ModuleType(package))
-    module = sys.modules[name] = types.ModuleType(name)
-    exec(compile(text, name, "exec"), module.__dict__)
-main = module.main
-"""
-
 Say = Callable[[str], None]
 
 
 class TransferError(Exception):
     """Why a file did not get to a host, in one sentence."""
-
-
-def program(modules: tuple[str, ...]) -> str:
-    """Text of a program that needs nothing on the host but python3: the modules' source, in an order in which each only
-    imports earlier ones. It defines `main`, the last module's."""
-    texts = []
-    for module in modules:
-        package, _, name = module.rpartition(".")
-        texts.append((module, resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")))
-    return BUNDLE.format(texts=repr(json.dumps(texts)))
 
 
 def send_file(host: Any, source: Path, target: str, *, sha256: str | None = None, mode: int = 0o644, say: Say,
@@ -78,7 +54,7 @@ def send_file(host: Any, source: Path, target: str, *, sha256: str | None = None
     Returns {"ok", "changed", "file", "sha256", "size"}. Raises TransferError; then nothing was changed on the host but
     a partial file that the next run goes on with.
     """
-    return _send(host, RECEIVE, {"target": target, "mode": mode}, source, sha256, say, arguments)
+    return _send(host, "receive", {"target": target, "mode": mode}, source, sha256, say, arguments)
 
 
 def send_model(host: Any, source: Path, *, root: str = MODELS, name: str | None = None, sha256: str | None = None,
@@ -96,10 +72,10 @@ def send_model(host: Any, source: Path, *, root: str = MODELS, name: str | None 
         raise TransferError(f"{source}: {error}") from None
     except OSError as error:
         raise TransferError(f"{source}: {error.strerror}") from None
-    return _send(host, MODEL, {"root": root, "name": name or source.name}, source, sha256, say, arguments)
+    return _send(host, "model", {"root": root, "name": name or source.name}, source, sha256, say, arguments)
 
 
-def _send(host: Any, modules: tuple[str, ...], argument: dict[str, Any], source: Path, sha256: str | None, say: Say,
+def _send(host: Any, name: str, argument: dict[str, Any], source: Path, sha256: str | None, say: Say,
           arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
     opened: type[_Local] | type[_Channel]
     if isinstance(host.connector, SSHConnector):
@@ -115,7 +91,7 @@ def _send(host: Any, modules: tuple[str, ...], argument: dict[str, Any], source:
         with source.open("rb") as file:
             sending = _Sending(source, file, sha256, say)
             argument = {**argument, "sha256": sending.sha256, **sending.described(opened is _Local)}
-            with_program = f"{program(modules)}main(json.loads({json.dumps(argument)!r}))\n".encode()
+            with_program = program.call(name, argument).encode()
             command = StringCommand("python3", "-I", "-S", "-c", QuoteString(START))
             shell = dict(arguments)
             extract_control_arguments(shell)  # what is left says how the command runs: sudo and the like

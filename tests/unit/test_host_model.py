@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lab import tiny_model
-from wsllama import transfer
-from wsllama.host import model, receive
+from wsllama import program
+from wsllama.host import probe, receive
 
 
 @pytest.fixture
@@ -26,8 +26,14 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def started(argument: dict[str, Any], modules: tuple[str, ...] = transfer.MODEL) -> "subprocess.Popen[str]":
-    text = f"{transfer.program(modules)}import json\nmain(json.loads({json.dumps(argument)!r}))\n"
+def seen_in(root: Path) -> dict[str, dict[str, Any]]:
+    """What the probe says of the installed models."""
+    found: dict[str, dict[str, Any]] = probe.models([str(root)])[str(root)]
+    return found
+
+
+def started(argument: dict[str, Any], name: str = "model") -> "subprocess.Popen[str]":
+    text = program.call(name, argument)
     # a pipe that is written at once: the program is small
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-"], cwd="/", text=True,
@@ -74,9 +80,8 @@ def test_installs_and_stamps(source: Path, tmp_path: Path) -> None:
     assert file.stat().st_ino != source.stat().st_ino
     assert sorted(p.name for p in file.parent.iterdir()) == ["tiny.gguf", "tiny.gguf.stamp"]
     assert sorted(p.name for p in (root / ".incoming").iterdir()) == ["tiny.gguf.lock"]
-    assert model.models(str(root)) == {
-        file.parent.name: {**json.loads((file.parent / "tiny.gguf.stamp").read_text()), "file": str(file), "valid": True}
-    }
+    stamp = json.loads((file.parent / "tiny.gguf.stamp").read_text())
+    assert seen_in(root) == {f"{file.parent.name}/tiny.gguf": {**stamp, "intact": True}}
 
 
 def test_another_name(source: Path, tmp_path: Path) -> None:
@@ -108,7 +113,7 @@ def test_a_touched_source_is_compared_and_not_copied(source: Path, tmp_path: Pat
     assert file.stat().st_ino == inode
     tiny_model.write(source, layers=4, seed=2)
     assert install(source, root)["changed"] is True
-    assert len(model.models(str(root))) == 2
+    assert len(seen_in(root)) == 2
 
 
 @pytest.mark.parametrize("damage", ["truncated", "touched", "replaced", "removed"])
@@ -128,22 +133,22 @@ def test_a_damaged_installation_is_seen_and_repaired(source: Path, tmp_path: Pat
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     else:
         file.unlink()
-    (seen,) = model.models(str(root)).values()
-    assert seen["valid"] is False
+    (seen,) = seen_in(root).values()
+    assert seen["intact"] is False
     assert install(source, root)["changed"] is True
-    (seen,) = model.models(str(root)).values()
-    assert seen["valid"] is True
+    (seen,) = seen_in(root).values()
+    assert seen["intact"] is True
     assert sha256(file) == sha256(source)
 
 
 def test_models_without_a_root_or_with_damaged_stamps(source: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
-    assert model.models(str(root)) == {}
+    assert seen_in(root) == {}
     file = Path(install(source, root)["file"])
     (root / "loose.gguf").write_text("x")
     for text in ("", "{", "[]", '{"size": 3}'):
         file.with_name("tiny.gguf.stamp").write_text(text)
-        assert model.models(str(root)) == {}
+        assert seen_in(root) == {}
     assert install(source, root)["changed"] is True
 
 
@@ -152,7 +157,7 @@ def test_wrong_sha256(source: Path, tmp_path: Path) -> None:
     assert refusal(source, root, sha256=wrong) == (
         f"{source} has sha256 {sha256(source)} where {wrong} was expected; nothing was changed"
     )
-    assert model.models(str(root)) == {}
+    assert seen_in(root) == {}
     assert sorted(p.name for p in root.rglob("*")) == [".incoming", "tiny.gguf.lock"]
 
 
@@ -197,7 +202,7 @@ def test_no_space(source: Path, tmp_path: Path) -> None:
         assert refusal(source, root) == (
             f"no space: tiny.gguf needs {source.stat().st_size} bytes in {root}, where {1 << 20} are free"
         )
-        assert model.models(str(root)) == {}
+        assert seen_in(root) == {}
     finally:
         subprocess.run(["umount", str(root)], check=True)
 
@@ -211,10 +216,10 @@ def test_killed_at_any_time_and_run_again(source: Path, tmp_path: Path) -> None:
         time.sleep(0.005 * number)
         process.kill()
         process.communicate()
-        for stamp in model.models(str(root)).values():
-            assert not stamp["valid"] or sha256(Path(stamp["file"])) == expected
+        for file, stamp in seen_in(root).items():
+            assert not stamp["intact"] or sha256(root / file) == expected
         assert sha256(Path(install(source, root)["file"])) == expected
-        assert all(stamp["valid"] for stamp in model.models(str(root)).values())
+        assert all(stamp["intact"] for stamp in seen_in(root).values())
         assert not list(root.rglob("*.part"))
 
 

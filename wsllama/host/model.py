@@ -14,47 +14,15 @@ import os
 from typing import Any
 
 from wsllama.domain import gguf
-from wsllama.host import receive
-
-
-def models(root: str) -> dict[str, dict[str, Any]]:
-    """What is installed below `root`, by folder: file, the stamp's fields, and `valid`: whether size, mtime and inode
-    are those that were stamped. Looks, doesn't hash. A folder without a readable stamp is left out."""
-    found: dict[str, dict[str, Any]] = {}
-    try:
-        folders = sorted(name for name in os.listdir(root) if not name.startswith("."))
-    except OSError:
-        return found
-    for folder in folders:
-        path = os.path.join(root, folder)
-        for name in sorted(os.listdir(path)) if os.path.isdir(path) else []:
-            if not name.endswith(".stamp"):
-                continue
-            try:
-                with open(os.path.join(path, name), encoding="utf-8") as text:
-                    stamp = json.load(text)
-            except (OSError, ValueError):
-                continue
-            if not isinstance(stamp, dict) or not {"size", "sha256", "architecture", "source"} <= stamp.keys():
-                continue
-            file = os.path.join(path, name[: -len(".stamp")])
-            try:
-                seen = os.stat(file)
-            except OSError:
-                valid = False
-            else:
-                now = (seen.st_size, seen.st_mtime_ns, seen.st_ino)
-                valid = now == tuple(stamp.get(key) for key in ("size", "mtime_ns", "inode"))
-            found[folder] = {**stamp, "file": file, "valid": valid}
-    return found
+from wsllama.host import probe, receive
 
 
 def installed(root: str, name: str, size: int, sha256: str | None) -> dict[str, Any] | None:
-    """The stamp of a valid model of that name and size, the one with that sha256 when it is known."""
-    for stamp in models(root).values():
-        named = os.path.basename(stamp["file"]) == name and stamp["size"] == size
-        if stamp["valid"] and named and sha256 in (None, stamp["sha256"]):
-            return stamp
+    """The stamp of an intact model of that name and size, the one with that sha256 when it is known; `file` is its path."""
+    for place, stamp in probe.models([root])[root].items():
+        fits = stamp["intact"] and os.path.basename(place) == name and stamp["size"] == size
+        if fits and sha256 in (None, stamp["sha256"]):
+            return {**stamp, "file": os.path.join(root, place)}
     return None
 
 

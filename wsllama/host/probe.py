@@ -208,33 +208,39 @@ def _same(path: str, record: Mapping[str, int]) -> bool:
 
 def builds(roots: Iterable[str]) -> Facet:
     """Build id -> what its record says, when everything that was installed is still there in its size; else None."""
-    out = {}
-    for root in roots:
-        for entry in sorted(os.listdir(root)) if os.path.isdir(root) else ():
-            path = os.path.join(root, entry, "build.json")
-            record = None if entry.startswith(".") else _json(path)
-            if record:
-                whole = all(_same(os.path.join(root, entry, name), {"size": f["size"]}) for name, f in record["files"].items())
-                made = os.stat(path)
-                known = {"commit": record["commit"], "version": record["version"], "made": [made.st_ino, made.st_mtime_ns]}
-                out[entry] = known if whole else None
-    return dict.fromkeys(roots, out)
+    return {root: {entry: _build(os.path.join(root, entry)) for entry in _folders(root, "build.json")} for root in roots}
+
+
+def _folders(root: str, holds: str) -> list[str]:
+    """Folders in `root` that hold such a file, but for the hidden ones, which are not finished."""
+    names = sorted(os.listdir(root)) if os.path.isdir(root) else []
+    return [n for n in names if not n.startswith(".") and os.path.exists(os.path.join(root, n, holds))]
+
+
+def _build(folder: str) -> dict[str, Any] | None:
+    path = os.path.join(folder, "build.json")
+    try:
+        record, made = _json(path), os.stat(path)
+        whole = all(_same(os.path.join(folder, name), {"size": f["size"]}) for name, f in record["files"].items())
+        known = {"commit": record["commit"], "version": record["version"], "made": [made.st_ino, made.st_mtime_ns]}
+    except (OSError, KeyError, TypeError, AttributeError):
+        return None
+    return known if whole else None
 
 
 def models(roots: Iterable[str]) -> Facet:
-    """Folder/file -> its stamp, and whether the file is still the one that was verified."""
-    out = {}
-    for root in roots:
-        for folder in sorted(os.listdir(root)) if os.path.isdir(root) else ():
-            where = os.path.join(root, folder)
-            if folder.startswith(".") or not os.path.isdir(where):
-                continue
-            for name in sorted(os.listdir(where)):
-                stamp = _json(os.path.join(where, name + ".stamp"))
-                if stamp:
-                    record = {"size": stamp["size"], "mtime_ns": stamp["mtime_ns"], "ino": stamp["inode"]}
-                    out[f"{folder}/{name}"] = dict(stamp, intact=_same(os.path.join(where, name), record))
-    return dict.fromkeys(roots, out)
+    """Folder/file -> its stamp, and whether the file is still the one that was verified. Nothing without a whole stamp."""
+    return {root: dict(_models(root)) for root in roots}
+
+
+def _models(root: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for folder in _folders(root, ""):
+        for name in sorted(os.listdir(os.path.join(root, folder))):
+            path = os.path.join(root, folder, name)
+            stamp = _json(path) if name.endswith(".stamp") else None
+            if isinstance(stamp, dict) and {"size", "mtime_ns", "inode", "sha256", "source"} <= set(stamp):
+                record = {"size": stamp["size"], "mtime_ns": stamp["mtime_ns"], "ino": stamp["inode"]}
+                yield f"{folder}/{name[: -len('.stamp')]}", dict(stamp, intact=_same(path[: -len(".stamp")], record))
 
 
 def releases(roots: Iterable[str]) -> Facet:
