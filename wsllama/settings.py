@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -165,11 +166,11 @@ class Network(Topic):
     @classmethod
     def _url(cls, value: str | None) -> str | None:
         if value is not None:
-            parts = urlsplit(value)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError("a proxy looks like http://host:port")
-            if parts.username or parts.password:
+            if "@" in value:
                 raise ValueError("a proxy with a password in its address would put the password into files and logs")
+            # it stands in apt's configuration and in environments, so no quote and no blank may get there
+            if not re.fullmatch(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d+)?/?", value, re.ASCII) or urlsplit(value).port == 0:
+                raise ValueError("a proxy looks like http://host:port")
         return value
 
 
@@ -206,7 +207,7 @@ def parse(data: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
     Returns the settings, or None and every error in it, each one sentence that names the setting and what to do. Keys of
     pyinfra and of its connectors are passed over. Raises nothing.
     """
-    ours = {k: v for k, v in data.items() if not k.startswith(FOREIGN)}
+    ours = {str(k): v for k, v in data.items() if not str(k).startswith(FOREIGN)}
     try:
         return Settings.model_validate(ours), []
     except ValidationError as e:
@@ -214,24 +215,33 @@ def parse(data: Mapping[str, Any]) -> tuple[Settings | None, list[str]]:
 
 
 def _sentence(error: Any) -> str:
-    where = [str(part) for part in error["loc"] if part not in ("function-after", "constrained-str")]
+    where = [str(part) for part in error["loc"]]
     name = ".".join(where) or "settings"
     if error["type"] == "extra_forbidden":
-        topic = Settings
-        for part in where[:-1]:
-            topic = Settings.model_fields[part].annotation  # type: ignore[assignment]
-        near = difflib.get_close_matches(where[-1], list(topic.model_fields), n=1, cutoff=0.5) or _elsewhere(where[-1])
-        return f"unknown setting {name}" + (f": did you mean {'.'.join([*where[:-1], near[0]])}?" if near else "")
+        near = _meant(where[:-1], where[-1])
+        return f"unknown setting {name}" + (f": did you mean {near}?" if near else "")
     text = error["msg"].removeprefix("Value error, ")
-    return f"{name}: {text}" if error["type"] == "value_error" else f"{name} = {error['input']!r}: {text}"
+    if error["type"] == "value_error":
+        return f"{name}: {text}"
+    text = re.sub(r" or instance of \w+", "", text).replace("valid tuple", "valid list")
+    return f"{name} = {error['input']!r}: {text}"
 
 
-def _elsewhere(word: str) -> list[str]:
-    """A key that stands in another topic, as `port` at top level does."""
-    topics = {name: f.annotation for name, f in Settings.model_fields.items() if isinstance(f.annotation, type)}
-    every = {key: name for name, t in topics.items() if issubclass(t, Topic) for key in t.model_fields}
-    near = difflib.get_close_matches(word, list(every), n=1, cutoff=0.8)
-    return [f"{every[near[0]]}.{near[0]}"] if near else []
+def _meant(topics: list[str], word: str) -> str:
+    """The setting that `word`, given below these topics, most likely stands for: `port` at top level is server.port."""
+    every = {key: f"{name}.{key}" for name, topic in _topics().items() for key in topic.model_fields}
+    here = {key: ".".join([*topics, key]) for key in (_topics()[topics[0]] if topics else Settings).model_fields}
+    if word in every:
+        return every[word]
+    for places, cutoff in ((here, 0.5), (every, 0.8)):
+        if near := difflib.get_close_matches(word, list(places), n=1, cutoff=cutoff):
+            return places[near[0]]
+    return ""
+
+
+def _topics() -> dict[str, type[Topic]]:
+    kinds = {name: field.annotation for name, field in Settings.model_fields.items()}
+    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Topic)}
 
 
 def local_problems(settings: Settings) -> list[str]:

@@ -20,6 +20,8 @@ OWNED = {
     "-np": "server.parallel",
     "--kv-unified": "server.parallel",
     "-kvu": "server.parallel",
+    "--no-kv-unified": "server.parallel",
+    "-no-kvu": "server.parallel",
     "--cache-type-k": "server.cache_type_k",
     "-ctk": "server.cache_type_k",
     "--cache-type-v": "server.cache_type_v",
@@ -43,6 +45,7 @@ OWNED = {
     "-cram": "server.cache_ram",
     "--ctx-checkpoints": "server.ctx_checkpoints",
     "-ctxcp": "server.ctx_checkpoints",
+    "--swa-checkpoints": "server.ctx_checkpoints",
     "--reasoning-budget": "server.reasoning_budget",
     "--metrics": "server.metrics",
     "--slots": "server.slots",
@@ -50,17 +53,19 @@ OWNED = {
     "--api-key-file": "server.api_key",
 }
 # Arguments with a reason against each (facts on operation: a secret in a process list; placement lines need -lv 4).
+_VERBOSITY = "the deploy reads the log at verbosity 4"
+_ONE_MODEL = "the server serves one model"
+_UNVERIFIED = "the model is verified before it is served; set model.path"
+_TOOLS = "whoever reaches the port could act on this host"
 FORBIDDEN = {
     "--api-key": "a key among the arguments is readable by every user of the host; set server.api_key",
-    "--verbosity": "the deploy reads the log at verbosity 4",
-    "--log-verbosity": "the deploy reads the log at verbosity 4",
-    "-lv": "the deploy reads the log at verbosity 4",
+    **dict.fromkeys(("-lv", "--verbosity", "--log-verbosity", "-v", "--verbose", "--log-verbose"), _VERBOSITY),
     "--log-disable": "the deploy reads the log",
     "--log-file": "the log belongs into the journal",
-    "--models-dir": "the server serves one model",
-    "--models-preset": "the server serves one model",
-    "-hf": "the model is verified before it is served; set model.path",
-    "--hf-repo": "the model is verified before it is served; set model.path",
+    **dict.fromkeys(("--models-dir", "--models-preset"), _ONE_MODEL),
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"), _UNVERIFIED),
+    **dict.fromkeys(("--tools", "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"), _TOOLS),
+    **dict.fromkeys(("--mcp-servers-config", "--mcp-servers-json"), _TOOLS),
 }
 
 

@@ -1,0 +1,109 @@
+"""llama-server's arguments. That the program at the pin knows them all is asserted in tests/lab/test_flags.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from wsllama.domain import server_flags
+from wsllama.settings import Server
+
+
+def words(**server: object) -> list[str]:
+    return server_flags.arguments(Server.model_validate(server), "the-alias", "/m/a.gguf", "/etc/key")
+
+
+def value(flag: str, given: list[str]) -> str:
+    assert given.count(flag) == 1, f"{flag} must be given exactly once: {given}"
+    return given[given.index(flag) + 1]
+
+
+def test_what_is_always_said() -> None:
+    given = words()
+    assert value("--port", given) == "8080", "the program's default changes, so the port is always given"
+    assert value("--host", given) == "127.0.0.1"
+    assert value("--model", given) == "/m/a.gguf"
+    assert value("--alias", given) == "the-alias"
+    assert value("--log-verbosity", given) == "4", "placement lines are logged from 4 on"
+    assert "--offline" in given
+    assert "--kv-unified" in given, "without it -np divides the context by the slots"
+
+
+@pytest.mark.parametrize(
+    ("setting", "flag", "given", "wanted"),
+    [
+        ("port", "--port", 9000, "9000"),
+        ("host", "--host", "::1", "::1"),
+        ("ctx_size", "--ctx-size", 4096, "4096"),
+        ("parallel", "--parallel", 3, "3"),
+        ("cache_type_k", "--cache-type-k", "q8_0", "q8_0"),
+        ("cache_type_v", "--cache-type-v", "q4_0", "q4_0"),
+        ("flash_attn", "--flash-attn", "on", "on"),
+        ("batch_size", "--batch-size", 512, "512"),
+        ("ubatch_size", "--ubatch-size", 128, "128"),
+        ("threads", "--threads", 6, "6"),
+        ("n_gpu_layers", "--n-gpu-layers", 0, "0"),
+        ("n_cpu_moe", "--n-cpu-moe", 12, "12"),
+        ("load_mode", "--load-mode", "mmap+mlock", "mmap+mlock"),
+        ("cache_ram", "--cache-ram", 0, "0"),
+        ("ctx_checkpoints", "--ctx-checkpoints", 0, "0"),
+        ("reasoning_budget", "--reasoning-budget", -1, "-1"),
+    ],
+)
+def test_each_setting_has_its_argument(setting: str, flag: str, given: object, wanted: str) -> None:
+    assert value(flag, words(**{setting: given})) == wanted
+
+
+def test_none_leaves_the_programs_own_default() -> None:
+    given = words()
+    assert not {"--batch-size", "--ubatch-size", "--threads", "--n-gpu-layers", "--n-cpu-moe"} & set(given)
+
+
+def test_switches() -> None:
+    assert "--metrics" in words(metrics=True)
+    assert "--metrics" not in words(metrics=False)
+    assert "--slots" in words(slots=True)
+    assert "--no-slots" in words(slots=False)
+    assert value("--api-key-file", words(api_key=True)) == "/etc/key", "a file: arguments are readable by every user"
+    assert "--api-key-file" not in words()
+
+
+def test_words_of_ones_own_stand_last() -> None:
+    assert words(extra_args=("--top-k", "20"))[-2:] == ["--top-k", "20"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.255.0.9", "::1", "localhost"])
+def test_loopback(host: str) -> None:
+    assert server_flags.is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "169.254.0.1"])
+def test_not_loopback(host: str) -> None:
+    assert not server_flags.is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--port", "extra_args may not hold --port: set server.port"),
+        ("--port=1", "extra_args may not hold --port: set server.port"),
+        ("--ctx_size", "extra_args may not hold --ctx-size: set server.ctx_size"),  # llama-server reads _ as -
+        ("-c", "extra_args may not hold -c: set server.ctx_size"),
+        ("--api-key", "readable by every user of the host; set server.api_key"),
+        ("--api-key=secret", "readable by every user of the host; set server.api_key"),
+        ("-lv", "the deploy reads the log at verbosity 4"),
+        ("-v", "the deploy reads the log at verbosity 4"),
+        ("-hf", "the model is verified before it is served; set model.path"),
+        ("--model-url", "the model is verified before it is served; set model.path"),
+        ("--tools", "whoever reaches the port could act on this host"),
+        ("--agent", "whoever reaches the port could act on this host"),
+        ("--ui-mcp-proxy", "whoever reaches the port could act on this host"),
+    ],
+)
+def test_refused(word: str, said: str) -> None:
+    (sentence,) = server_flags.refused(["--top-k", "20", word])
+    assert said in sentence
+    assert "secret" not in sentence
+
+
+def test_not_refused() -> None:
+    assert server_flags.refused(["--top-k", "20", "--chat-template-kwargs", '{"port": 1}', "port", "host"]) == []
