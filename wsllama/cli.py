@@ -35,8 +35,8 @@ def _read(name: str, limit: list[str] | None, as_json: bool = False) -> tuple[An
     sys.path.insert(0, str(ROOT))
     try:
         inventory = engine.read_inventory(name, os.getcwd())
-    except Exception as e:  # an inventory is a Python file: anything may go wrong in it
-        _refuse([f"the inventory {name} can't be read: {type(e).__name__}: {e}"], as_json)
+    except Exception as e:
+        _refuse([guard.unreadable(name, e)], as_json)
     hosts = guard.limited(inventory, limit or [])
     errors = guard.host_errors(inventory, name, limit or [])
     if found := errors or guard.settings_errors(inventory, hosts):

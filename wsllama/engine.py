@@ -14,6 +14,14 @@ def wrap_connect(wrapper: Callable[[Any, Callable[[Any], None]], None]) -> None:
     cli.connect_all = lambda state: wrapper(state, stock)
 
 
+def wrap_inventory(wrapper: Callable[[Callable[[], Any]], Any]) -> None:
+    """Put `wrapper(stock)` in the place of the one function that reads the inventory, which is a program and may go wrong."""
+    import pyinfra_cli.cli as cli
+
+    stock = cli.make_inventory
+    cli.make_inventory = lambda *given, **more: wrapper(lambda: stock(*given, **more))
+
+
 def command_line() -> dict[str, Any]:
     """Options of the pyinfra command that runs."""
     import click

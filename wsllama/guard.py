@@ -10,9 +10,9 @@ import atexit
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from pyinfra.api.exceptions import PyinfraError
@@ -66,6 +66,12 @@ def host_errors(inventory: Any, name: str, limit: Sequence[str], exclude: Sequen
     return out or ([] if limited(inventory, limit, exclude) else ["--limit and --exclude leave no host"])
 
 
+def unreadable(name: str, e: Exception) -> str:
+    """Why the inventory of this name can't be read: it is a Python file, so anything may go wrong in it."""
+    cause = getattr(e, "exception", e)  # pyinfra puts its own around what a file raises
+    return f"the inventory {name} can't be read: {type(cause).__name__}: {cause}"
+
+
 def errors(state: Any, given: dict[str, Any]) -> list[str]:
     """Every reason not to connect, each one sentence.
 
@@ -105,12 +111,24 @@ def _interrupted(state: Any) -> None:
     sys.exit(EXIT_INTERRUPTED)
 
 
+def _refuse(sentences: Iterable[str]) -> NoReturn:
+    for sentence in sentences:
+        click.echo(f"refused: {sentence}", err=True)
+    sys.exit(EXIT_REFUSED)
+
+
+def _inventory(stock: Callable[[], Any]) -> Any:
+    """Stock prints a traceback, or says that pyinfra itself is broken."""
+    try:
+        return stock()
+    except Exception as e:
+        _refuse([unreadable(str(engine.command_line().get("inventory")), e)])
+
+
 def _connect(state: Any, stock: Any) -> None:
     given = engine.command_line()
     if found := errors(state, given):
-        for sentence in found:
-            click.echo(f"refused: {sentence}", err=True)
-        sys.exit(EXIT_REFUSED)
+        _refuse(found)
     if given.get("dry"):
         engine.never_ask(state, given.get("fail_percent"))
     state.add_callback_handler(Callbacks())
@@ -123,6 +141,7 @@ def install() -> None:
     """Stand between inventory and hosts; called by config.py."""
     global _installed
     if not _installed:
+        engine.wrap_inventory(_inventory)
         engine.wrap_connect(_connect)
         _installed = True
 
