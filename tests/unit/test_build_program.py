@@ -198,6 +198,24 @@ def test_too_little_disk_is_said_before_anything_is_done(host: Host, monkeypatch
     assert [p.name for p in host.work.iterdir()] == ["lock"]
 
 
+@pytest.mark.skipif(not shutil.which("ccache"), reason="needs ccache on this machine")
+def test_the_compiler_cache_serves_the_next_build_but_not_another_cpu(host: Host) -> None:
+    options = cmake_options(COMMIT, 11434)
+
+    def hits(build_id: str, *flags: str) -> int:
+        ran = host.run(build_id=build_id, options=options, inputs={"cpu_flags": flags})
+        assert ran.returncode == 0, ran.stderr
+        env = {"PATH": os.environ["PATH"], "CCACHE_DIR": host.argument["ccache_dir"]}
+        said = subprocess.run(["ccache", "--print-stats"], env=env, check=True, capture_output=True, text=True).stdout
+        counts = dict(line.split("\t") for line in said.splitlines())
+        return int(counts["direct_cache_hit"]) + int(counts["preprocessed_cache_hit"])
+
+    first = hits("a" * 16, "avx2", "fma")
+    second = hits("b" * 16, "avx2", "fma")
+    assert second > first
+    assert hits("c" * 16, "avx2", "avx512f") - second == first
+
+
 def commit_of(repository: Path, files: dict[str, str]) -> str:
     repository.mkdir()
     for name, text in files.items():

@@ -192,11 +192,27 @@ def compile_(a: dict[str, Any], work: str) -> None:
     mapped = f"-ffile-prefix-map={src}/= -ffile-prefix-map={out}/=build/"  # messages name files, not our folders
     flags = {k: f"{a['options'].get(k, '')} {mapped}".strip() for k in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
     options = {**a["options"], **flags}
+    only_this_cpu(a, env)
     stage("configure")
     call("configuring", ["cmake", "-S", src, "-B", out, "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items())], env)
     check_cache(os.path.join(out, "CMakeCache.txt"), options)
     stage(f"compile {', '.join(a['targets'])} with {a['jobs']} jobs")
     call("compiling", ["cmake", "--build", out, "-j", str(a["jobs"]), "--target", *a["targets"]], env)
+
+
+def only_this_cpu(a: dict[str, Any], environment: dict[str, str]) -> None:
+    """To ccache `-march=native` is the same on every CPU: objects that were made for another one have to go."""
+    flags, stamp = " ".join(a["inputs"].get("cpu_flags", ())), os.path.join(a["ccache_dir"], "wsllama-cpu")
+    if not flags:
+        return
+    os.makedirs(a["ccache_dir"], exist_ok=True)
+    with open(stamp, "a+", encoding="utf-8") as f:
+        f.seek(0)
+        known = f.read()
+        if known and known != flags:
+            call("clearing the compiler cache", ["ccache", "--clear"], environment)
+        f.truncate(0)
+        f.write(flags)
 
 
 def check_cache(path: str, options: dict[str, str]) -> None:
