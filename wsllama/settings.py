@@ -114,6 +114,7 @@ class Server(Topic):
     reasoning_budget: Annotated[int, Field(ge=-1, le=1048576)] = Field(-1, description="Thinking tokens; -1: no limit, 0: none.")
     metrics: bool = Field(True, description="Serve /metrics.")
     slots: bool = Field(False, description="Serve /slots, which shows prompts.")
+    allow_tools: bool = Field(False, description="Let extra_args give the model files or a shell (--tools, --agent).")
     extra_args: tuple[Text, ...] = Field((), description="More arguments, one a word, as llama-server's --help has them.")
 
     @field_validator("extra_args", mode="before")
@@ -139,7 +140,7 @@ class Server(Topic):
             raise ValueError(f"cache_type_v {self.cache_type_v} needs flash attention, but flash_attn is off")
         if self.batch_size and self.ubatch_size and self.ubatch_size > self.batch_size:
             raise ValueError("ubatch_size is larger than batch_size")
-        if problems := server_flags.refused(self.extra_args):
+        if problems := server_flags.refused(self.extra_args, self.allow_tools):
             raise ValueError("; ".join(problems))
         return self
 

@@ -6,6 +6,8 @@ import ipaddress
 from collections.abc import Sequence
 from typing import Any
 
+from wsllama.domain import flags
+
 # Arguments that settings own (a second one would silently win), by each spelling of llama-server's --help at the pin.
 OWNED = {
     "--model": "model.path",
@@ -56,7 +58,6 @@ OWNED = {
 _VERBOSITY = "the deploy reads the log at verbosity 4"
 _ONE_MODEL = "the server serves one model"
 _UNVERIFIED = "the model is verified before it is served; set model.path"
-_TOOLS = "whoever reaches the port could act on this host"
 FORBIDDEN = {
     "--api-key": "a key among the arguments is readable by every user of the host; set server.api_key",
     **dict.fromkeys(("-lv", "--verbosity", "--log-verbosity", "-v", "--verbose", "--log-verbose"), _VERBOSITY),
@@ -64,8 +65,6 @@ FORBIDDEN = {
     "--log-file": "the log belongs into the journal",
     **dict.fromkeys(("--models-dir", "--models-preset"), _ONE_MODEL),
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"), _UNVERIFIED),
-    **dict.fromkeys(("--tools", "-ag", "--agent", "--ui-mcp-proxy", "--webui-mcp-proxy"), _TOOLS),
-    **dict.fromkeys(("--mcp-servers-config", "--mcp-servers-json"), _TOOLS),
 }
 
 
@@ -74,8 +73,11 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or ipaddress.ip_address(host).is_loopback
 
 
-def refused(extra: Sequence[str]) -> list[str]:
-    """Say why each of these additional arguments can't be given; an empty list when all can."""
+def refused(extra: Sequence[str], allow_tools: bool = False) -> list[str]:
+    """Say why each of these additional arguments can't be given; an empty list when all can.
+
+    allow_tools: let those pass that give a model files or a shell.
+    """
     out = []
     for word in extra:
         flag = word.split("=", 1)[0].replace("_", "-") if word.startswith("-") else ""
@@ -83,6 +85,8 @@ def refused(extra: Sequence[str]) -> list[str]:
             out.append(f"extra_args may not hold {flag}: set {OWNED[flag]}")
         elif flag in FORBIDDEN:
             out.append(f"extra_args may not hold {flag}: {FORBIDDEN[flag]}")
+        elif (tool := flags.tool_flag(word)) and not allow_tools:
+            out.append(f"extra_args may not hold {tool}: {flags.TOOLS_REASON}")
     return out
 
 
