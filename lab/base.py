@@ -32,8 +32,8 @@ PACKAGES = (
     *("apt", "ca-certificates", "dbus", "iproute2", "libpam-systemd", "netbase", "openssh-server", "procps"),
     *("python3", "sudo", "systemd", "systemd-sysv"),
 )
-# Mounts and processes of their own: whatever kills it, nothing of debootstrap's stays behind.
-OWN_MOUNTS = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+# Mounts and processes of their own, that die with this process: whatever kills it, nothing of debootstrap's stays behind.
+OWN_MOUNTS = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
 LOCAL_CA = Path("usr/local/share/ca-certificates")
 
 

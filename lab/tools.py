@@ -16,6 +16,7 @@ NEEDED = {
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
     "setsid": "util-linux",
     "unshare": "util-linux",
 }

@@ -67,6 +67,12 @@ def orphan() -> Iterator[str]:
 # Where the base comes from
 
 DEB822 = """\
+Types: deb
+URIs: http://off.test/debian
+Suites: bookworm
+Components: main
+Enabled: no
+
 # comment: with a colon
 Types: deb
 # a comment inside
@@ -76,12 +82,6 @@ Suites: bookworm
 Components: main
  contrib
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-URIs: http://off.test/debian
-Suites: bookworm
-Components: main
-Enabled: no
 
 Types: deb deb-src
 URIs: mirror+file:{mirrors}
@@ -241,7 +241,7 @@ def test_memory_of_a_host_and_the_stand_in_for_dxg() -> None:
 
 def test_apt_get_works_on_two_hosts_at_once(lab: Lab) -> None:
     def install(number: int) -> str:
-        lab.hosts[number].run("apt-get -q update && apt-get install -qy jq", timeout=300)
+        lab.hosts[number].run("apt-get -q update --error-on=any && apt-get install -qy jq", timeout=300)
         return lab.hosts[number].run("echo '{\"a\": 5}' | jq .a").stdout.strip()
 
     with ThreadPoolExecutor() as pool:
