@@ -77,7 +77,7 @@ def _unseen(lines: list[str]) -> str:
     text = " | ".join(lines) or "no answer"
     if "sudo: " in text and "password" in text:
         return "sudo asks for a password here: run `sudo -v` in this terminal first, or give --use-sudo-password"
-    if "not allowed to run" in text or "not in the sudoers" in text or "may not run sudo" in text:
+    if any(said in text for said in ("is not allowed to", "not in the sudoers", "may not run sudo")):
         return f"this user may not use sudo here: log in as root or as a user with sudo rights ({text})"
     if "sudo: not found" in text or "sudo: command not found" in text:
         return "there is no sudo on the host: log in as root, with _sudo = False"
