@@ -342,4 +342,7 @@ def _needless(flag: str, values: Sequence[str], help: Help) -> str:
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)), "")
+    """What was most likely meant: a longer name that starts like it, else one that looks like it; '' for neither."""
+    known = [name for name in known if name.startswith("--") == word.startswith("--")]
+    longer = sorted((name for name in known if name.startswith(word + "-")), key=len)
+    return next(iter([*longer, *difflib.get_close_matches(word, known, n=1, cutoff=0.5)]), "")
