@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-Backend = Literal["cpu"]
+Backend = Literal["cpu", "cuda"]
 
 TARGETS = ("llama-server", "llama-fit-params", "llama-bench", "llama-gguf-split")
 
@@ -18,24 +18,84 @@ WORK_BYTES = 1_500_000_000
 RESULT_BYTES = 100_000_000
 """Room that an installed CPU build takes, with space to spare."""
 
+BYTES_PER_CUDA_JOB = 2_500_000_000
+"""Memory for one nvcc, in bytes: those of the flash attention kernels were seen to take 2 to 3 GB."""
+
+CUDA_WORK_BYTES = 4_000_000_000
+"""Room that a CUDA build takes while it runs, its result included; the toolkit is not in it."""
+
+CUDA_RESULT_BYTES = 1_000_000_000
+"""Room that an installed CUDA build takes: libcublasLt alone has 0.5 GB."""
+
 SHORT_COMMIT = 9
 """Hex digits of the commit that are stamped into the programs, as the project's own releases print them."""
 
 # Options that speed up or steer a build and leave its bytes alone.
-_NOT_BYTES = frozenset({"CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_MAKE_PROGRAM"})
+_NOT_BYTES = frozenset(
+    {"CMAKE_C_COMPILER_LAUNCHER", "CMAKE_CUDA_COMPILER_LAUNCHER", "CMAKE_CXX_COMPILER_LAUNCHER", "CMAKE_MAKE_PROGRAM"}
+)
 
-_BACKENDS: Mapping[str, Mapping[str, str]] = {"cpu": {"GGML_CPU": "ON", "GGML_CUDA": "OFF"}}
+_BACKENDS: Mapping[str, Mapping[str, str]] = {
+    "cpu": {"GGML_CPU": "ON", "GGML_CUDA": "OFF"},
+    "cuda": {
+        "GGML_CPU": "ON",
+        "GGML_CUDA": "ON",
+        "GGML_CUDA_GRAPHS": "ON",
+        "GGML_CUDA_NCCL": "OFF",  # on by default, and then it counts whether the builder happens to have it
+        "CMAKE_CUDA_COMPILER_LAUNCHER": "ccache",
+    },
+}
+
+# One build for machines with different processors: the best CPU backend is loaded at the start. Needs shared libraries.
+_PORTABLE = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIANTS": "ON"}
 
 
-def cmake_options(commit: str, build_number: int, *, backend: Backend = "cpu", native: bool = True) -> dict[str, str]:
+def cuda_options(
+    *,
+    architectures: Sequence[str],
+    host_compiler: str,
+    flags: Sequence[str] = (),
+    flash_attention: bool = True,
+    driver_stub: bool = False,
+) -> dict[str, str]:
+    """What `cmake_options` takes as `cuda`.
+
+    architectures: what CMAKE_CUDA_ARCHITECTURES lists, like "89" or "120a-real"; never "native", which asks a GPU.
+    host_compiler: full path of the g++ that nvcc calls. flags: more words for nvcc.
+    flash_attention: its kernels are a third of the work. driver_stub: the toolkit has one to link against.
+    Raises ValueError, in one sentence, without an architecture or for "native".
+    Rules: ggml/src/ggml-cuda/CMakeLists.txt of the pinned commit.
+    """
+    if not architectures or any(a.startswith("native") for a in architectures):
+        raise ValueError("a CUDA build needs its architectures by number, like 89; set cuda.compute or cuda.architectures")
+    return {
+        "CMAKE_CUDA_ARCHITECTURES": ";".join(architectures),
+        "CMAKE_CUDA_HOST_COMPILER": host_compiler,
+        "CMAKE_CUDA_FLAGS": " ".join(flags),
+        "GGML_CUDA_FA": "ON" if flash_attention else "OFF",
+        "GGML_CUDA_NO_VMM": "OFF" if driver_stub else "ON",
+    }
+
+
+def cmake_options(
+    commit: str,
+    build_number: int,
+    *,
+    backend: Backend = "cpu",
+    native: bool = True,
+    portable: bool = False,
+    cuda: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Cache entries for the configure step of a build.
 
     commit: full hash of the source; its first digits are what `llama-server --version` names.
     build_number: count of commits up to it; a shallow clone or an archive can't know it.
     backend: what computes; a key of the table of backends above.
     native: use every instruction of the CPU that compiles. The result may not run on another CPU.
+    portable: have code for every kind of CPU and choose at the start, whatever `native` says.
+    cuda: of `cuda_options`, for the backend cuda.
 
-    Nothing in it names a folder: the program that builds adds what maps its own folders away.
+    Nothing in it names a folder of ours: the program that builds adds those of the toolkit, and maps its own away.
     Rules: llama.cpp's CMakeLists.txt and ggml/CMakeLists.txt of the pinned commit.
     """
     return {
@@ -60,6 +120,8 @@ def cmake_options(commit: str, build_number: int, *, backend: Backend = "cpu", n
         "LLAMA_USE_PREBUILT_UI": "OFF",  # on by default, it downloads an unpinned web page while compiling
         "LLAMA_OPENSSL": "ON",
         **_BACKENDS[backend],
+        **(cuda or {}),
+        **(_PORTABLE if portable else {}),
     }
 
 
@@ -116,14 +178,17 @@ def inputs(
     distro: str,
     release: str,
     cpu_flags: Iterable[str],
+    toolkit: Mapping[str, str] | None = None,
 ) -> dict[str, object]:
     """Everything that determines the bytes of a build, as JSON-able data.
 
     The kind of source is not in it: a commit is the same tree from wherever it came, and all kinds are checked for it.
     options: of `cmake_options`. versions: of `Packages.toolchain`, as dpkg prints them. architecture: of dpkg.
     cpu_flags: of /proc/cpuinfo, in any order; they count only for a native build.
+    toolkit: of CUDA: package -> exact version, and for a wheel its sha256 as well.
     """
     native = options.get("GGML_NATIVE") == "ON"
+    of_cuda = {"toolkit": dict(sorted(toolkit.items()))} if toolkit else {}
     return {
         "commit": commit,
         "options": {k: v for k, v in sorted(options.items()) if k not in _NOT_BYTES},
@@ -133,6 +198,7 @@ def inputs(
         "distro": distro,
         "release": release,
         "cpu_flags": sorted(set(cpu_flags)) if native else [],
+        **of_cuda,
     }
 
 

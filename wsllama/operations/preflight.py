@@ -11,7 +11,7 @@ from wsllama import layout
 from wsllama.domain import build as rules
 from wsllama.domain import readiness
 from wsllama.operations import llama_cpp, model
-from wsllama.operations.base import Refused, ask_host, fail, resource, tell
+from wsllama.operations.base import Later, Refused, ask_host, fail, resource, tell
 from wsllama.settings import Settings
 
 _LOOK = dict.fromkeys(["systemd", "wsl", "distro", "root", "python"])
@@ -23,7 +23,7 @@ _LOOK = dict.fromkeys(["systemd", "wsl", "distro", "root", "python"])
         "ports": {str(settings.server.port): None},
         **llama_cpp.looks(),
         **model.looks(settings),
-        "system": dict(_LOOK),
+        "system": {**_LOOK, **llama_cpp.looks()["system"]},
     }
 )
 def ready(now: Any, settings: Settings) -> Iterator[Any]:
@@ -52,8 +52,8 @@ def _missing(now: Any, settings: Settings) -> list[str]:
     except Refused as e:
         return [str(e)]
     lacks = [name for name in names if not now["packages"][name]]
-    builds = [b for b in now["builds"][layout.BUILDS].values() if b and b["commit"] == llama_cpp.commit_of(settings)]
-    if not builds:
+    built = _built(now, settings)
+    if not built:
         need[layout.CACHE] += rules.WORK_BYTES
         need[layout.ROOT] += rules.RESULT_BYTES
         try:
@@ -64,7 +64,16 @@ def _missing(now: Any, settings: Settings) -> list[str]:
     need[layout.MODELS] += bytes_of_model
     out += [problem] if problem else []
     out += readiness.space(need, now["disk"])
-    return out + (_unreachable(settings, bool(lacks), not builds) if state.is_executing else [])
+    return out + (_unreachable(settings, bool(lacks), not built) if state.is_executing else [])
+
+
+def _built(now: Any, settings: Settings) -> bool:
+    """Whether the build is there. Its id isn't known without the toolchain; then one of that commit has to do."""
+    there = now["builds"][layout.BUILDS]
+    try:
+        return bool(there.get(llama_cpp.build_id(now, settings)))
+    except Later:
+        return any(b and b["commit"] == llama_cpp.commit_of(settings) for b in there.values())
 
 
 def _unreachable(settings: Settings, apt: bool, build: bool) -> list[str]:
