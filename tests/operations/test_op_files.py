@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.operations.fake_hosts import Converge
+from wsllama.domain import build
 from wsllama.operations import files, llama_cpp, server
 from wsllama.operations.files import File
 
