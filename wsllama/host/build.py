@@ -4,7 +4,8 @@ WORK/lock                     one build at a time on a host
 WORK/src  WORK/out            source and build tree: the same paths for every build, so that a compiler cache filled
                               by one build serves the next; removed at the end, whatever the end was
 BUILDS/.partial-<id>/         what is being put together
-BUILDS/<id>/bin  lib          programs, and their libraries that are found at $ORIGIN/../lib
+BUILDS/<id>/bin  lib          programs, and their libraries that are found at $ORIGIN/../lib; backends that are loaded at
+                              the start lie beside the programs, where they are looked for
 BUILDS/<id>/build.json        what it was made from, its files with sha256; it says that the build is whole
 """
 
@@ -24,6 +25,11 @@ from typing import Any
 BUILDS = "/opt/wsllama/builds"
 WORK = "/var/cache/wsllama/build"
 WORK_BYTES = 1_000_000_000  # source, objects, result and what a compiler cache grows by took 0.15 GB; the rest is room
+CUDA_WORK_BYTES = 4_000_000_000  # objects of several architectures, nvcc's own files, and cublas, which is copied
+CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt")  # what a CUDA build needs of its toolkit to run
+WSL_LIB = "/usr/lib/wsl/lib"
+# Of a shell, of gcc and of nvcc whose child was killed.
+KILLED = re.compile(rb"^Killed\b|\bKilled signal\b|died due to signal 9\b|\bsignal 9\b")
 
 
 class BuildError(Exception):
@@ -35,7 +41,8 @@ def main(argument: dict[str, Any]) -> None:
 
     argument: build_id; source {"kind": "tar", "path", "sha256"} or {"kind": "git", "url", "commit", "tree" or null};
     commit (full hash); options (of cmake); targets; jobs; inputs (kept in build.json); ccache_dir; environment (added
-    to the own one: proxies and the like). builds and work are other folders than the usual ones, for tests.
+    to the own one: proxies and the like). For CUDA also toolkit {"root": its folder, "release": like "13.0"}, and
+    require_gpu: fail where the programs see no GPU. builds and work are other folders than the usual ones, for tests.
     """
     try:
         print(json.dumps(build(argument)), flush=True)
@@ -59,13 +66,14 @@ def build(a: dict[str, Any]) -> dict[str, Any]:
         if record:
             return {"build_id": a["build_id"], "changed": False, "version": record["version"], "seconds": 0}
         clear(work, builds)  # also what a run that was killed has left
-        check_space(work, builds)
+        check_space(CUDA_WORK_BYTES if a.get("toolkit") else WORK_BYTES, work, builds)
         try:
             unpack(a["source"], work, a["environment"])
             compile_(a, work)
-            collect(os.path.join(work, "out"), partial, a["targets"])
+            collect(os.path.join(work, "out"), partial, a)
             clear(work)  # before the programs are tried: they must not need it
             version = ask_version(partial, a["options"])
+            devices = ask_devices(partial, a) if a.get("toolkit") else []
             seconds = round(time.monotonic() - started)
             write_record(
                 partial,
@@ -73,6 +81,7 @@ def build(a: dict[str, Any]) -> dict[str, Any]:
                     **{k: a[k] for k in ("build_id", "commit", "options", "targets", "inputs")},
                     "source": a["source"]["kind"],
                     "version": version,
+                    "devices": devices,
                     "seconds": seconds,
                 },
             )
@@ -103,11 +112,11 @@ def clear(work: str, builds: str | None = None) -> None:
             shutil.rmtree(folder)
 
 
-def check_space(*folders: str) -> None:
+def check_space(needed: int, *folders: str) -> None:
     for folder in folders:
         free = shutil.disk_usage(folder).free
-        if free < WORK_BYTES:
-            have, need = f"{free / 1e9:.1f} GB", f"{WORK_BYTES / 1e9:.1f} GB"
+        if free < needed:
+            have, need = f"{free / 1e9:.1f} GB", f"{needed / 1e9:.1f} GB"
             raise BuildError(f"{folder} has {have} of disk space left and a build needs {need}; make room there")
 
 
@@ -189,15 +198,58 @@ def compile_(a: dict[str, Any], work: str) -> None:
     src, out = os.path.join(work, "src"), os.path.join(work, "out")
     os.makedirs(out)
     env = environment_of(a, work)
-    mapped = f"-ffile-prefix-map={src}/= -ffile-prefix-map={out}/=build/"  # messages name files, not our folders
-    flags = {k: f"{a['options'].get(k, '')} {mapped}".strip() for k in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
-    options = {**a["options"], **flags}
+    options = options_here(a, src, out)
     only_this_cpu(a, env)
     stage("configure")
     call("configuring", ["cmake", "-S", src, "-B", out, "-G", "Ninja", *(f"-D{k}={v}" for k, v in options.items())], env)
     check_cache(os.path.join(out, "CMakeCache.txt"), options)
     stage(f"compile {', '.join(a['targets'])} with {a['jobs']} jobs")
-    call("compiling", ["cmake", "--build", out, "-j", str(a["jobs"]), "--target", *a["targets"]], env)
+    compile_targets(out, a["targets"], a["jobs"], env)
+
+
+def options_here(a: dict[str, Any], src: str, out: str) -> dict[str, str]:
+    """The options with what is true on this host only: where the toolkit is, and folders that no file of ours may name."""
+    given, mapped = a["options"], (f"-ffile-prefix-map={src}/=", f"-ffile-prefix-map={out}/=build/")
+    options = {**given, **{k: f"{given.get(k, '')} {' '.join(mapped)}".strip() for k in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}}
+    if toolkit := a.get("toolkit"):
+        root = toolkit["root"]
+        options["CMAKE_CUDA_COMPILER"] = f"{root}/bin/nvcc"  # not the one that PATH happens to lead to
+        options["CUDAToolkit_ROOT"] = root
+        options["CMAKE_CUDA_FLAGS"] = f"{given.get('CMAKE_CUDA_FLAGS', '')} -Xcompiler={','.join(mapped)}".strip()
+        for kind in ("EXE", "SHARED"):  # the libraries that ours need are found while linking, and leave no trace
+            options[f"CMAKE_{kind}_LINKER_FLAGS"] = f"-Wl,-rpath-link,{root}/lib64"
+    return options
+
+
+def compile_targets(out: str, targets: list[str], jobs: int, env: dict[str, str]) -> None:
+    """Compile; when the kernel kills a compiler for lack of memory, go on once with half as many at a time."""
+    tried = jobs
+    while True:
+        status, killed = watched(["cmake", "--build", out, "-j", str(jobs), "--target", *targets], env)
+        if not status:
+            return
+        if not killed:
+            raise BuildError(f"compiling failed with status {status}; the lines that matter are in the log")
+        fewer = max(1, jobs // 2)
+        if jobs == 1 or jobs < tried:
+            advice = f"set llama_cpp.jobs to {fewer} or " if fewer < jobs else ""
+            raise BuildError(f"a compiler was killed for lack of memory with {jobs} at once; {advice}give the host more memory")
+        jobs = fewer
+        stage(f"a compiler was killed for lack of memory; go on with {jobs} at once")
+
+
+def watched(command: list[str], environment: dict[str, str]) -> tuple[int, bool]:
+    """Run a tool, pass on what it says, and return its status and whether it told of something that was killed."""
+    killed = False
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as p:
+        assert p.stdout
+        for line in p.stdout:
+            sys.stdout.write(line.decode("utf-8", "replace"))
+            sys.stdout.flush()
+            killed = killed or bool(KILLED.search(line))
+    return p.returncode, killed
 
 
 def only_this_cpu(a: dict[str, Any], environment: dict[str, str]) -> None:
@@ -226,12 +278,13 @@ def check_cache(path: str, options: dict[str, str]) -> None:
         raise BuildError("cmake did not find OpenSSL, so the server could not speak HTTPS; install libssl-dev")
 
 
-def collect(out: str, partial: str, targets: list[str]) -> None:
+def collect(out: str, partial: str, a: dict[str, Any]) -> None:
     """Copy what runs; `cmake --install` can't, after a build of some targets only."""
     stage(f"install into {partial}")
     made = os.path.join(out, "bin")
     libraries = sorted(n for n in os.listdir(made) if re.search(r"\.so(\.\d+)*$", n))
-    for folder, names in (("bin", targets), ("lib", libraries)):
+    loaded = [n for n in libraries if re.match(r"libggml-(?!base\.)", n)] if a["options"].get("GGML_BACKEND_DL") == "ON" else []
+    for folder, names in (("bin", [*a["targets"], *loaded]), ("lib", [n for n in libraries if n not in loaded])):
         os.makedirs(os.path.join(partial, folder))
         for name in names:
             link = os.path.join(made, name)
@@ -239,30 +292,71 @@ def collect(out: str, partial: str, targets: list[str]) -> None:
             if os.path.islink(link):  # libllama.so.0 -> libllama.so.0.5.0, in the same folder
                 os.symlink(os.path.basename(os.readlink(link)), target)
             else:
-                shutil.copyfile(link, target)
-                os.chmod(target, 0o755)
+                put(link, target)
+    if toolkit := a.get("toolkit"):
+        for name in CUDA_LIBRARIES:  # by the name that others ask for; in a toolkit it may be a link
+            name = f"{name}.so.{toolkit['release'].split('.')[0]}"
+            put(os.path.join(toolkit["root"], "lib64", name), os.path.join(partial, "lib", name))
+        check_libraries(partial, "bin" if loaded else "lib")
 
 
-def ask_version(partial: str, options: dict[str, str]) -> str:
-    """What the program says of itself, started as a unit would start it."""
+def put(source: str, target: str) -> None:
+    shutil.copyfile(source, target)
+    os.chmod(target, 0o755)
+
+
+def check_libraries(partial: str, folder: str) -> None:
+    """The CUDA backend finds all that it needs in the build itself, and the driver where WSL puts it, if anywhere."""
+    path = os.path.join(partial, folder, "libggml-cuda.so")
+    said = subprocess.run(["ldd", path], env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}, stdout=subprocess.PIPE)
+    found = dict(re.findall(r"^\s*(\S+) => (not found|\S+)", said.stdout.decode("utf-8", "replace"), re.M))
+    if said.returncode or not found:
+        raise BuildError(f"ldd cannot read {path}")
+    driver = found.pop("libcuda.so.1", "not found")
+    if driver != "not found" and os.path.dirname(driver) != WSL_LIB:
+        raise BuildError(f"libcuda.so.1 is found at {driver} instead of {WSL_LIB}; remove what brought it there")
+    for name, where in found.items():
+        ours = name.startswith(CUDA_LIBRARIES)
+        if where == "not found" or (ours and not os.path.realpath(where).startswith(os.path.realpath(partial) + "/")):
+            raise BuildError(f"{path} needs {name}, which is {'at ' if ours and where != 'not found' else ''}{where}")
+
+
+def ask(partial: str, question: str) -> tuple[int, str]:
+    """What the server answers, started as a unit would start it; it prints some of it to stderr."""
     server = os.path.join(partial, "bin", "llama-server")
     try:
         p = subprocess.run(
-            [server, "--version"],
+            [server, question],
             env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=60,
-        )  # it prints to stderr
+        )
     except subprocess.TimeoutExpired as e:
-        raise BuildError(f"{server} --version did not end within 60 s") from e
-    text = p.stdout.decode("utf-8", "replace").strip()
+        raise BuildError(f"{server} {question} did not end within 60 s") from e
+    return p.returncode, p.stdout.decode("utf-8", "replace").strip()
+
+
+def ask_version(partial: str, options: dict[str, str]) -> str:
+    """What the program says of itself."""
+    status, text = ask(partial, "--version")
     number, commit = options["LLAMA_BUILD_NUMBER"], options["LLAMA_BUILD_COMMIT"]
-    if p.returncode or not re.search(rf"\bbuild {number}\b", text) or commit not in text:
-        said = f"(status {p.returncode}): {text[-300:]}"
+    if status or not re.search(rf"\bbuild {number}\b", text) or commit not in text:
+        said = f"(status {status}): {text[-300:]}"
+        server = os.path.join(partial, "bin", "llama-server")
         raise BuildError(f"{server} --version does not name build {number} and commit {commit} {said}")
     return text
+
+
+def ask_devices(partial: str, a: dict[str, Any]) -> list[str]:
+    """The GPUs that the programs see, a line each. It exits 0 without any, so that counts where one is required."""
+    status, text = ask(partial, "--list-devices")
+    devices = [line.strip() for line in text.partition("Available devices:")[2].splitlines() if ": " in line]
+    if status or (a.get("require_gpu") and not any(d.startswith("CUDA") for d in devices)):
+        why = f"it ended with status {status}" if status else "it sees no CUDA device"
+        raise BuildError(f"llama-server --list-devices was asked for the GPU, but {why}: {text[-300:]}")
+    return devices
 
 
 def sha256_of(path: str) -> str:
