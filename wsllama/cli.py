@@ -15,8 +15,8 @@ FAILED, REFUSED, UNREACHABLE = 1, 2, 4
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-Inventory = Annotated[str, typer.Argument(help="Inventory as pyinfra takes it: a file, hosts with commas, @local.")]
-Limit = Annotated[list[str] | None, typer.Option("--limit", help="Only this group or these hosts (pattern); may be repeated.")]
+Inventory = Annotated[str, typer.Argument(metavar="INVENTORY", help="As pyinfra takes it: a file, hosts with commas, @local.")]
+Limit = Annotated[list[str] | None, typer.Option("--limit", metavar="NAME", help="Only this group, or hosts whose name matches; may be repeated.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -33,6 +33,8 @@ def _read(name: str, limit: list[str] | None, as_json: bool = False) -> tuple[An
     from wsllama import engine, guard
 
     sys.path.insert(0, str(ROOT))
+    if found := guard.absent(name):
+        _refuse(found, as_json)
     try:
         inventory = engine.read_inventory(name, os.getcwd())
     except Exception as e:
@@ -48,11 +50,15 @@ def _read(name: str, limit: list[str] | None, as_json: bool = False) -> tuple[An
 def _about() -> None:
     """Servers of Qwen3.6-35B-A3B on Windows machines: llama.cpp in WSL2, provisioned by pyinfra.
 
-    The deploy itself is `pyinfra inventory deploy.py`, in the project's folder.
+    The deploy itself is `pyinfra inventory deploy.py`, in the project's folder. Run these commands there too: that is where
+    group_data is looked for.
     """
 
 
-@app.command(epilog="Example: wsllama check inventory. Exit codes: 0 all right, 2 something is wrong.")
+@app.command(
+    short_help="Check settings without connecting.",
+    epilog="Example: wsllama check inventory. Exit codes: 0 all right, 2 something is wrong.",
+)
 def check(inventory: Inventory, limit: Limit = None, as_json: Json = False) -> None:
     """Check the settings of every host without connecting; all that is wrong is said at once."""
     _, hosts = _read(inventory, limit, as_json)
@@ -63,8 +69,9 @@ def check(inventory: Inventory, limit: Limit = None, as_json: Json = False) -> N
 
 
 @app.command(
+    short_help="Assert the end state of hosts.",
     epilog="Example: wsllama verify inventory --limit desk-1. Exit codes: 0 as wanted, 1 a check failed, 2 settings are"
-    " wrong, 4 a host can't be reached."
+    " wrong, 4 a host can't be reached.",
 )
 def verify(inventory: Inventory, limit: Limit = None, as_json: Json = False) -> None:
     """Assert the end state of hosts with testinfra: packages, files, build, model, service, socket, a reply. Changes nothing."""
@@ -83,15 +90,16 @@ def verify(inventory: Inventory, limit: Limit = None, as_json: Json = False) -> 
 
 
 @app.command(
+    short_help="Ask the served model.",
     epilog='Example: wsllama ask inventory "What is 2 + 2?" --limit desk-1. Exit codes: 0 answered, 1 no answer from a host,'
-    " 2 settings are wrong, 4 a host can't be reached."
+    " 2 settings are wrong, 4 a host can't be reached.",
 )
 def ask(
     inventory: Inventory,
-    question: Annotated[str, typer.Argument(help="What to ask.")],
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What to ask.")],
     limit: Limit = None,
     thinking: Annotated[bool, typer.Option(help="Let the model think first.")] = True,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most tokens of thinking and answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, metavar="N", help="Most tokens of thinking and answer.")] = None,
     as_json: Json = False,
 ) -> None:
     """Ask the served model; the question is put on the host itself, so no port need be reachable from here."""

@@ -7,6 +7,7 @@ Stock pyinfra can't refuse between reading the inventory and connecting, and exi
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import socket
 import sys
@@ -66,6 +67,13 @@ def host_errors(inventory: Any, name: str, limit: Sequence[str], exclude: Sequen
     return out or ([] if limited(inventory, limit, exclude) else ["--limit and --exclude leave no host"])
 
 
+def absent(name: str) -> list[str]:
+    """Why a path can't be an inventory. Stock takes one that isn't there for a host's name, and looks that up."""
+    if os.path.exists(name) or "@" in name or "," in name or not ("/" in name or name.endswith(".py")):
+        return []
+    return [f"there is no inventory {name}: give a file that is there, or hosts with commas between them"]
+
+
 def unreadable(name: str, e: Exception) -> str:
     """Why the inventory of this name can't be read: it is a Python file, so anything may go wrong in it."""
     cause = getattr(e, "exception", e)  # pyinfra puts its own around what a file raises
@@ -119,10 +127,13 @@ def _refuse(sentences: Iterable[str]) -> NoReturn:
 
 def _inventory(stock: Callable[[], Any]) -> Any:
     """Stock prints a traceback, or says that pyinfra itself is broken."""
+    name = str(engine.command_line().get("inventory"))
+    if found := absent(name):
+        _refuse(found)
     try:
         return stock()
     except Exception as e:
-        _refuse([unreadable(str(engine.command_line().get("inventory")), e)])
+        _refuse([unreadable(name, e)])
 
 
 def _connect(state: Any, stock: Any) -> None:

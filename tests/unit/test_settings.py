@@ -167,8 +167,9 @@ def test_a_whole_model_is_no_problem(gguf: Path) -> None:
 
 
 def test_a_missing_model(tmp_path: Path) -> None:
-    assert with_model(tmp_path / "no.gguf") == [f"model.path: there is no file {tmp_path}/no.gguf on this machine"]
-    assert with_model(tmp_path) == [f"model.path: there is no file {tmp_path} on this machine"]
+    for path in (tmp_path / "no.gguf", tmp_path):
+        (sentence,) = with_model(path)
+        assert sentence.startswith(f"model.path: there is no file {path} on this machine")
 
 
 def test_a_model_on_the_host_is_not_looked_for_here() -> None:
@@ -200,7 +201,6 @@ def test_other_files_that_are_missing_here(tmp_path: Path) -> None:
         network={"ca_file": str(tmp_path / "ca.pem")},
         llama_cpp={"source": "archive", "archive": str(tmp_path / "a.tar.gz"), "archive_sha256": "0" * 64},
     )
-    assert local_problems(wanted) == [
-        f"network.ca_file: there is no file {tmp_path}/ca.pem on this machine",
-        f"llama_cpp.archive: there is no file {tmp_path}/a.tar.gz on this machine",
-    ]
+    first, second = local_problems(wanted)
+    assert first.startswith(f"network.ca_file: there is no file {tmp_path}/ca.pem on this machine")
+    assert second.startswith(f"llama_cpp.archive: there is no file {tmp_path}/a.tar.gz on this machine")
