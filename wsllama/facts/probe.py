@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from typing import Any
 
 from pyinfra import host, state
@@ -13,6 +14,10 @@ from wsllama import engine, program
 
 # facet -> key -> hint for the host's side: {"files": {"/etc/x": None}}
 Looks = dict[str, dict[str, Any]]
+_NO_PASSWORD = (
+    "sudo asks for a password here, and there is no terminal to ask for it: run this in a terminal,"
+    " log in as root, or let this user use sudo without a password"
+)
 
 
 class Memo:
@@ -44,7 +49,12 @@ def run(name: str, argument: Any, note: str = "", **more: Any) -> tuple[bool, An
     and its argument go on stdin, so nothing of them is in a process list, a shell or a log. Returns success and the output.
     """
     command = StringCommand(f"python3 -I -S - # {name} {note}".rstrip())
-    ok, out = host.run_shell_command(command, **more, **arguments(), _stdin=program.call(name, argument))
+    try:
+        ok, out = host.run_shell_command(command, **more, **arguments(), _stdin=program.call(name, argument))
+    except EOFError as e:  # also how a connection ends
+        if not any("getpass" in frame.filename for frame in traceback.extract_tb(e.__traceback__)):
+            raise
+        raise RuntimeError(_NO_PASSWORD) from e
     return bool(ok), out
 
 
@@ -76,7 +86,7 @@ def see(looks: Looks) -> Looks:
 def _unseen(lines: list[str]) -> str:
     text = " | ".join(lines) or "no answer"
     if "sudo: " in text and "password" in text:
-        return "sudo asks for a password here: run `sudo -v` in this terminal first, or give --use-sudo-password"
+        return _NO_PASSWORD
     if any(said in text for said in ("is not allowed to", "not in the sudoers", "may not run sudo")):
         return f"this user may not use sudo here: log in as root or as a user with sudo rights ({text})"
     if "sudo: not found" in text or "sudo: command not found" in text:

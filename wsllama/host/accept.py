@@ -20,6 +20,9 @@ TEMPLATE_TROUBLE = re.compile(
     r"|falling back to chatml"
 )
 
+# llama-server marks its errors with E; the rest is what the GPU's runtime, an assertion or systemd says of its end.
+CAUSE = re.compile(r"^\S+ E |CUDA error|GGML_ASSERT|terminate called|[Oo]ut of memory|Main process exited")
+
 
 def show(unit: str) -> dict[str, str]:
     names = "ActiveState,SubState,Result,NRestarts,InvocationID,MainPID,ExecMainStatus"
@@ -27,13 +30,21 @@ def show(unit: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in p.stdout.splitlines() if "=" in line)
 
 
-def journal(unit: str, invocation: str | None, lines: int | None = None) -> str:
-    """The log of one start of the unit, without journald's prefix."""
-    which = [f"_SYSTEMD_INVOCATION_ID={invocation}"] if invocation else ["-u", unit]
-    which += ["-n", str(lines)] if lines else []
+def journal(*which: str) -> str:
+    """Lines of the log, without journald's prefix."""
     command = ["journalctl", "-q", "-o", "cat", "--no-pager", *which]
-    p = subprocess.run(command, stdout=subprocess.PIPE, errors="replace", text=True)
-    return p.stdout
+    return subprocess.run(command, stdout=subprocess.PIPE, errors="replace", text=True).stdout
+
+
+def of_start(invocation: str) -> str:
+    """The log of one start of the unit."""
+    return journal(f"_SYSTEMD_INVOCATION_ID={invocation}")
+
+
+def of_failure(unit: str) -> list[str]:
+    """Lines of the unit's log that say why, of whichever start: it may be starting again already. The last ones if none does."""
+    lines = [line[:300] for line in journal("-u", unit, "-n", "150").splitlines()]
+    return [line for line in lines if CAUSE.search(line)][-12:] or lines[-25:]
 
 
 def wait(server: Server, a: dict[str, Any]) -> None:
@@ -118,7 +129,7 @@ def record(server: Server, a: dict[str, Any]) -> dict[str, Any]:
     status_of = "/proc/{}/status".format(show(a["unit"])["MainPID"])
     with open(status_of, encoding="ascii", errors="replace") as f:
         resident = re.search(r"^VmRSS:\s+(\d+) kB", f.read(), re.M)
-    log = journal(a["unit"], show(a["unit"])["InvocationID"])
+    log = of_start(show(a["unit"])["InvocationID"])
     kv = re.search(r"size = .*K \((\w+)\):.*V \((\w+)\):", log)
     with open(os.path.join(a["release"], "release.json"), encoding="utf-8") as f:
         release = json.load(f)
@@ -147,7 +158,7 @@ def main(a: dict[str, Any]) -> None:
         found["answer"] = without_thinking(server, a)
         if a["whole"]:
             found["reply"] = with_thinking(server, a)
-            if trouble := [x for x in journal(a["unit"], found["invocation"]).splitlines() if TEMPLATE_TROUBLE.search(x)]:
+            if trouble := [x for x in of_start(found["invocation"]).splitlines() if TEMPLATE_TROUBLE.search(x)]:
                 raise NotAccepted(f"the log speaks of a template error: {trouble[0].strip()}")
             found["baseline"] = record(server, a)
         found["ok"] = True
@@ -155,5 +166,5 @@ def main(a: dict[str, Any]) -> None:
         if a.get("only") == "wait":
             return  # the question that follows says what is wrong
         found["error"] = str(e)
-        found["log"] = journal(a["unit"], show(a["unit"])["InvocationID"], 25).splitlines()
+        found["log"] = of_failure(a["unit"])
     print(json.dumps(found))

@@ -282,4 +282,7 @@ def _whole(folder: str, record: Mapping[str, Any]) -> bool:
 
 
 def main(spec: Mapping[str, Mapping[str, Any]]) -> None:
-    print(json.dumps({facet: globals()[facet](keys) for facet, keys in spec.items() if keys}))
+    try:
+        print(json.dumps({facet: globals()[facet](keys) for facet, keys in spec.items() if keys}))
+    except PermissionError as e:
+        raise SystemExit(f"{e.filename} needs root: log in as root, or set _sudo to True for this host") from None

@@ -80,10 +80,16 @@ def start(a: dict[str, Any]) -> None:
     """Start the service with what stands there now, then write down what that was: a run that is killed starts it again."""
     if os.path.exists(a["stamp"]):
         os.unlink(a["stamp"])
-    p = subprocess.run(["systemctl", "restart", a["unit"]], stderr=subprocess.PIPE, text=True)
-    if p.returncode:
-        raise SystemExit("{} did not start: {}".format(a["unit"], " ".join(p.stderr.split())))
+    restart(a["unit"])
     put(a["stamp"], a["digest"] + "\n")
+
+
+def restart(unit: str) -> None:
+    """Also one that has used up its starts: the limit is meant for a server that dies by itself, not for what a deploy mends."""
+    subprocess.run(["systemctl", "reset-failed", unit], stderr=subprocess.DEVNULL)
+    p = subprocess.run(["systemctl", "restart", unit], stderr=subprocess.PIPE, text=True)
+    if p.returncode:
+        raise SystemExit("{} did not start: {}".format(unit, " ".join(p.stderr.split())))
 
 
 def accept(a: dict[str, Any]) -> None:
@@ -92,24 +98,30 @@ def accept(a: dict[str, Any]) -> None:
     if a.get("baseline") is not None:
         put(os.path.join(folder, "baseline.json"), json.dumps(a["baseline"], indent=1, sort_keys=True) + "\n")
     link(os.path.join(a["root"], "last-good"), "releases/{}".format(a["number"]))
-    subprocess.run(["systemctl", "enable", "--quiet", a["unit"]], check=True)
+    p = subprocess.run(["systemctl", "enable", "--quiet", a["unit"]], stderr=subprocess.PIPE, text=True)
+    if p.returncode:
+        raise SystemExit("{} can't be enabled at boot: {}".format(a["unit"], " ".join(p.stderr.split())))
 
 
 def back(a: dict[str, Any]) -> None:
-    """Serve the last good release again, or nothing when there is none."""
-    good = os.path.join(a["root"], "last-good")
-    if os.path.exists(a["stamp"]):
-        os.unlink(a["stamp"])
-    if os.path.exists(good) and os.readlink(good) != "releases/{}".format(a["number"]):
-        link(os.path.join(a["root"], "current"), os.readlink(good))
-        subprocess.run(["systemctl", "restart", a["unit"]], check=False)
-        print(json.dumps({"serves": os.readlink(good)[len("releases/") :]}))
-    else:
-        subprocess.run(["systemctl", "stop", a["unit"]], check=False)
-        print(json.dumps({"serves": None}))
+    """Serve the last good release again, or nothing when there is none. If it is the very one, it stays as it is."""
+    path = os.path.join(a["root"], "last-good")
+    good = os.readlink(path)[len("releases/") :] if os.path.exists(path) else None
+    if good != str(a["number"]):
+        if os.path.exists(a["stamp"]):
+            os.unlink(a["stamp"])
+        if good:
+            link(os.path.join(a["root"], "current"), f"releases/{good}")
+            restart(a["unit"])
+        else:
+            subprocess.run(["systemctl", "stop", a["unit"]], check=False)
+    print(json.dumps({"serves": good}))
 
 
 def main(a: dict[str, Any]) -> None:
-    with open(os.path.join(a["root"], ".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)
+    try:
+        with open(os.path.join(a["root"], ".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)
+    except OSError as e:
+        raise SystemExit(f"{e.filename or a['root']}: {e.strerror or e}; mend that and run again") from None

@@ -177,7 +177,8 @@ def _not_accepted(found: dict[str, Any], number: str | None) -> Iterator[Any]:
     argument = {"action": "back", "root": layout.ROOT, "number": number, "unit": layout.UNIT, "stamp": layout.STARTED_WITH}
     try:
         serves = ask_host("release", argument, "back")["serves"]
-        then = f"release {serves} serves again" if serves else "the service is stopped, there is no earlier release"
+        again = "it was accepted before and is left as it is" if serves == number else f"release {serves} serves again"
+        then = again if serves else "the service is stopped, there is no earlier release"
     except Refused as e:
         then = f"and the last good release could not be started: {e}"
     log = "".join(f"\n    {line}" for line in found.get("log", []))
