@@ -16,7 +16,10 @@ FAILED, REFUSED, UNREACHABLE = 1, 2, 4
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 Inventory = Annotated[str, typer.Argument(metavar="INVENTORY", help="As pyinfra takes it: a file, hosts with commas, @local.")]
-Limit = Annotated[list[str] | None, typer.Option("--limit", metavar="NAME", help="Only this group, or hosts whose name matches; may be repeated.")]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NAME", help="Only this group, or hosts whose name matches; may be repeated."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
