@@ -18,6 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from wsllama.domain import server_flags
 
+LOCK = Path(__file__).resolve().parents[1] / "wsllama.lock"
+
 # Data of pyinfra itself and of its connectors, not ours to judge.
 FOREIGN = ("_", "ssh_", "fake_", "docker_", "vagrant_", "chroot_")
 
@@ -255,10 +257,25 @@ def local_problems(settings: Settings) -> list[str]:
         named["llama_cpp.archive"] = settings.llama_cpp.archive
     for name, path in named.items():
         if path is not None and not Path(path).is_file():
-            out.append(f"{name}: there is no file {path} on this machine")
+            or_there = ', or set model.on to "host" when it is there' if name == "model.path" else ""
+            out.append(f"{name}: there is no file {path} on this machine; give another path{or_there}")
         elif path is not None and name == "model.path":
             out += _model_problems(Path(path), settings.model.sha256)
-    return out
+    return out + _pin_problems(settings.llama_cpp)
+
+
+def _pin_problems(wanted: LlamaCpp) -> list[str]:
+    if wanted.source != "sdist" or not wanted.commit:
+        return []
+    from wsllama import lock
+
+    try:
+        held = lock.load(LOCK).llama_cpp.commit
+    except lock.LockError as e:
+        return [str(e)]
+    if wanted.commit == held:
+        return []
+    return [f"llama_cpp.commit: {wanted.commit} needs llama_cpp.source git or archive: the Python index holds {held} only"]
 
 
 def _model_problems(path: Path, sha256: str | None) -> list[str]:
