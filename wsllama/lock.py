@@ -40,8 +40,39 @@ class LlamaCppPin(Part):
     sdist: Sdist
 
 
+class Wheel(Part):
+    """One file of the Python index."""
+
+    file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]+-[A-Za-z0-9_.]+-py3-none-manylinux[a-z0-9_.]+_x86_64\.whl$")]
+    version: str
+    sha256: Sha256
+    size: Annotated[int, Field(ge=1)] = Field(description="Bytes of the file.")
+
+
+class CudaWheels(Part):
+    """The packages of one CUDA release that compile llama.cpp, in the versions that the release's own list names."""
+
+    toolkit: str = Field(description="Version of the package cuda-toolkit whose requirements name these versions.")
+    packages: Annotated[dict[str, Wheel], Field(min_length=1)]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(wheel.size for wheel in self.packages.values())
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """What determines the bytes of a build: package -> version and sha256."""
+        return {name: f"{wheel.version} sha256:{wheel.sha256}" for name, wheel in sorted(self.packages.items())}
+
+
+class Cuda(Part):
+    wheels: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], CudaWheels] = Field(description="Release -> its packages.")
+
+
 class Lock(Part):
     llama_cpp: LlamaCppPin
+    cuda: Cuda
 
 
 def load(path: Path) -> Lock:

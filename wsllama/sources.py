@@ -10,27 +10,24 @@ CACHE is ${XDG_CACHE_HOME:-~/.cache}/wsllama/sources.
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import hashlib
 import io
 import json
 import os
 import ssl
-import subprocess
-import sys
 import tarfile
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from wsllama import index
 from wsllama.domain.build import git_blob, git_tree
+from wsllama.index import SourceError as SourceError
 from wsllama.lock import LlamaCppPin
 
 Kind = Literal["sdist", "archive", "git"]
@@ -51,10 +48,6 @@ def prepare_metadata_for_build_wheel(folder, config_settings=None):
         f.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
     return name
 """
-
-
-class SourceError(Exception):
-    """The source can't be had or isn't what was asked for: one sentence."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Source:
 
 def default_cache() -> Path:
     """The folder of this user where fetched sources are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wsllama" / "sources"
+    return index.cache_of("sources")
 
 
 def fetch(
@@ -116,7 +109,7 @@ def fetch(
         return source
     env = {**os.environ, **(environment or {})}
     try:
-        with _alone(cache):
+        with index.alone(cache):
             if source := _stamped(stamp):
                 return source
             if kind == "sdist":
@@ -127,7 +120,7 @@ def fetch(
             if tree and found != tree:
                 raise SourceError(f"the {kind} is not commit {wanted}: that is tree {tree}, but it holds tree {found}")
             source = _pack(files, cache, kind, wanted, found)
-            _write(stamp, lambda out: out.write(_stamp_text(source).encode()))
+            index.write(stamp, lambda out: out.write(_stamp_text(source).encode()))
             return source
     except OSError as e:
         raise SourceError(f"cannot keep the source in {cache}: {e}") from e
@@ -139,7 +132,7 @@ def true_pin_repository(
     """Make a bare repository in `folder` that holds the pinned commit itself, without a forge: the source distribution
     carries it, shallow. Tests of `git` fetch from it. Returns `folder`; raises SourceError like `fetch`."""
     cache = cache or default_cache()
-    with _alone(cache):
+    with index.alone(cache):
         path = _sdist(pin, cache, {**os.environ, **(environment or {})})
     inside = f".git/modules/{pin.sdist.path}/"
     with tarfile.open(path, "r:gz") as tar:
@@ -152,19 +145,6 @@ def true_pin_repository(
     (folder / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n"
                                    "[uploadpack]\n\tallowAnySHA1InWant = true\n")  # fmt: skip
     return folder
-
-
-@contextmanager
-def _alone(cache: Path) -> Iterator[None]:
-    cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:  # waiting in the kernel would stop the holder, when both are greenlets of one run
-                time.sleep(0.2)
-        yield
 
 
 def _stamped(stamp: Path) -> Source | None:
@@ -181,20 +161,6 @@ def _stamp_text(source: Source) -> str:
     assert source.path
     mtime_ns = source.path.stat().st_mtime_ns
     return json.dumps({**asdict(source), "path": str(source.path), "mtime_ns": mtime_ns}, indent=1)
-
-
-def _write(path: Path, fill: Callable[[io.BufferedWriter], object]) -> None:
-    """Write a file aside and rename it, so that its name never stands for half of it."""
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
-    try:
-        with open(descriptor, "wb") as out:
-            fill(out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
 
 
 def _sha256(path: Path) -> str:
@@ -220,49 +186,15 @@ def _sdist(pin: LlamaCppPin, cache: Path, env: Mapping[str, str]) -> Path:
 
 
 def _pip_download(pin: LlamaCppPin, work: Path, env: Mapping[str, str]) -> Path:
-    wanted, stub, out = pin.sdist, work / "stub", work / "out"
+    wanted, stub = pin.sdist, work / "stub"
     (stub / _STUB_MODULE).mkdir(parents=True)
     (stub / _STUB_MODULE / "__init__.py").touch()
     (stub / _STUB_MODULE / "build.py").write_text(
         _STUB.format(name=wanted.name, wheel=wanted.name.replace("-", "_"), version=wanted.version)
     )
-    (work / "requirements.txt").write_text(f"{wanted.name}=={wanted.version} --hash=sha256:{wanted.sha256}\n")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--retries",
-        "2",
-    ]
-    what = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
-    ran = subprocess.run(
-        [*pip, *what, "--dest", str(out), "--requirement", "requirements.txt"],
-        cwd=work,
-        env={**env, "PYTHONPATH": str(stub)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
-    got = list(out.glob("*.tar.gz")) if out.is_dir() else []
-    if ran.returncode == 0 and len(got) == 1:
-        return got[0]
-    raise SourceError(_pip_sentence(f"{wanted.name} {wanted.version}", ran.stdout + ran.stderr))
-
-
-def _pip_sentence(what: str, said: str) -> str:
-    if "No module named pip" in said:
-        return f"pip is missing for {sys.executable}, so {what} cannot be fetched; run scripts/setup"
-    if "DO NOT MATCH THE HASHES" in said:
-        return f"the Python index gave {what} with another sha256 than wsllama.lock has, and it was refused"
-    if any(sign in said for sign in ("connection broken", "ConnectionError", "Max retries", "ProxyError", "timed out")):
-        return f"the Python index cannot be reached for {what}; check the network and the setting network.proxy"
-    last = next((line for line in said.splitlines() if line.startswith("ERROR:")), said.strip()[-300:])
-    return f"pip cannot fetch {what}: {last.removeprefix('ERROR:').strip()}"
+    options = ["--no-binary", ":all:", "--no-build-isolation"]
+    pins = [(wanted.name, wanted.version, wanted.sha256)]
+    return index.download(pins, work, {**env, "PYTHONPATH": str(stub)}, options, "*.tar.gz")[0]
 
 
 _File = tuple[str, str, bytes]  # Git's mode, Git's name of the bytes, the bytes (empty where they are left out)
@@ -347,5 +279,5 @@ def _pack(files: Mapping[str, _File], cache: Path, kind: Kind, commit: str, tree
                 tar.addfile(member, io.BytesIO(data))
     sha256 = hashlib.sha256(packed.getbuffer()).hexdigest()
     path = cache / f"{sha256}.tar.gz"
-    _write(path, lambda out: out.write(packed.getbuffer()))
+    index.write(path, lambda out: out.write(packed.getbuffer()))
     return Source(kind, commit, tree, path, sha256, len(packed.getbuffer()))
