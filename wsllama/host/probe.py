@@ -94,11 +94,11 @@ def packages(names: Iterable[str]) -> Facet:
     out: Facet = dict.fromkeys(names)
     with open("/var/lib/dpkg/status", "rb") as f:
         status = f.read()
-    for name in names:
-        for found in re.finditer(rb"(?:\A|\n)Package: " + re.escape(name.encode()) + rb"\n((?:[^\n]+(?:\n|\Z))+)", status):
-            fields = dict(re.findall(rb"^(Status|Version): (.*)$", found[1], re.M))
-            if fields.get(b"Status", b"").endswith(b" installed"):
-                out[name] = fields[b"Version"].decode()
+    for package in status.split(b"\n\n"):
+        fields = dict(re.findall(rb"^(Package|Status|Version): (.*)$", package, re.M))
+        name = fields.get(b"Package", b"").decode()
+        if name in out and fields.get(b"Status", b"").endswith(b" installed"):
+            out[name] = fields[b"Version"].decode()
     return out
 
 
