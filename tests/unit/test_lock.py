@@ -21,6 +21,10 @@ def test_the_projects_lock_is_in_canonical_form() -> None:
         (lambda d: d["llama_cpp"].update(commit="0c1e570"), "llama_cpp.commit"),
         (lambda d: d["llama_cpp"]["sdist"].pop("sha256"), "llama_cpp.sdist.sha256"),
         (lambda d: d["llama_cpp"].update(build_number="11434"), "llama_cpp.build_number"),
+        (lambda d: d["cuda"]["wheels"].update({"13": d["cuda"]["wheels"]["13.0"]}), "cuda.wheels.13"),
+        (lambda d: d["cuda"]["wheels"]["13.0"].update(packages={}), "cuda.wheels.13.0.packages"),
+        (lambda d: d["cuda"]["wheels"]["13.0"]["packages"]["nvidia-nvvm"].update(sha256="1"), "packages.nvidia-nvvm.sha256"),
+        (lambda d: d["cuda"]["wheels"]["13.0"]["packages"]["nvidia-nvvm"].update(file="../x.whl"), "packages.nvidia-nvvm.file"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change, said: str) -> None:  # type: ignore[no-untyped-def]
