@@ -34,7 +34,9 @@ def put(path: str, text: str) -> None:
 
 
 def link(path: str, target: str) -> None:
-    aside = f"{path}.{os.getpid()}.tmp"
+    aside = path + ".tmp"
+    if os.path.lexists(aside):  # of a run that was killed; the lock says that nobody else is at it
+        os.unlink(aside)
     os.symlink(target, aside)
     if os.path.isdir(path) and not os.path.islink(path):
         os.rename(path, f"{path}.{time.time():.0f}.moved")  # somebody's folder in our link's place: kept, out of the way
