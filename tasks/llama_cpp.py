@@ -1,4 +1,4 @@
-"""llama.cpp, built from source."""
+"""llama.cpp, built from source by one host for all that are like it."""
 
 from pyinfra import host
 from pyinfra.api import deploy
@@ -9,4 +9,7 @@ from wsllama.operations import llama_cpp
 
 @deploy("llama.cpp")
 def apply() -> None:
-    llama_cpp.build(settings_of(host), name="build")
+    settings = settings_of(host)
+    llama_cpp.announce(settings, name="what is lacking")
+    llama_cpp.build(settings, name="build")
+    llama_cpp.receive(settings, name="receive")

@@ -10,6 +10,7 @@ from typing import Any
 # Programs that use other modules of ours, in an order in which each only imports earlier ones. The others stand alone.
 PARTS = {
     "accept": ("wsllama.host.api", "wsllama.host.accept"),
+    "artifact": ("wsllama.host.receive", "wsllama.host.build", "wsllama.host.artifact"),
     "ask": ("wsllama.host.api", "wsllama.host.ask"),
     "model": ("wsllama.domain.gguf", "wsllama.host.receive", "wsllama.host.probe", "wsllama.host.model"),
 }

@@ -1,4 +1,4 @@
-"""Sends one big file to a host in one pass, over the connection that pyinfra has already, as root through sudo.
+"""Sends one big file to a host, or takes one, in one pass, over the connection that pyinfra has already, as root.
 
 pyinfra's own upload hashes the file on both sides first, can't go on after a cut, says nothing for an hour and needs
 the space twice (an SFTP upload to /tmp, then `cp`). Here the command that runs is as pyinfra would run it (sudo, su,
@@ -75,34 +75,102 @@ def send_model(host: Any, source: Path, *, root: str = MODELS, name: str | None 
     return _send(host, "model", {"root": root, "name": name or source.name}, source, sha256, say, arguments)
 
 
+def send_build(host: Any, source: Path, *, build_id: str, sha256: str, unpacked: int, say: Say,
+               arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+    """Send the archive of a build to a host and make the build of it there (wsllama/host/artifact.py).
+
+    - sha256: of the archive, checked as it arrives; unpacked: bytes that the build takes
+
+    The rest as `send_file`. Returns {"ok", "changed", "build_id", "sha256", "size"}.
+    """
+    argument = {"action": "unpack", "build_id": build_id, "unpacked": unpacked}
+    return _send(host, "artifact", argument, source, sha256, say, arguments)
+
+
+def fetch_build(host: Any, build_id: str, out: BinaryIO, *, say: Say, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Pack a build on a host (wsllama/host/artifact.py) and write the archive to `out` as it is made.
+
+    Nothing is written on the host. Returns {"ok", "sha256", "size", "record"}: of the archive, as both sides saw it, and
+    the build's own record. Raises TransferError; what `out` has got then is of no use.
+    """
+    what = f"build {build_id}"
+    argument = {"action": "pack", "build_id": build_id}
+    with _sentences(host, f"{what} was fetched"), _started(host, "artifact", argument, arguments) as (remote, start):
+        remote.write(start)
+        return _take(remote, out, what, say)
+
+
+def _take(remote: _Local | _Channel, out: BinaryIO, what: str, say: Say) -> dict[str, Any]:
+    """Write the blocks that come and return the document behind them."""
+    digest, size, progress = hashlib.sha256(), 0, None
+    answer: dict[str, Any] = {}
+    for line in remote.lines():
+        answer = json.loads(line)
+        if "block" not in answer:
+            break
+        progress = progress or Progress(f"copy of {what}", answer["total"], 0, say)
+        data = remote.read(answer["block"])
+        _threads().apply(digest.update, (data,))
+        try:
+            out.write(data)
+        except OSError as error:  # otherwise it would be the host's
+            raise TransferError(f"{what} can't be written on this machine: {error.strerror}") from None
+        size += len(data)
+        progress.at(answer["done"])
+    failure = remote.failure()
+    if failure or not answer.get("ok"):
+        raise TransferError(failure or f"the connection broke while {what} was fetched: run again")
+    if (answer["sha256"], answer["size"]) != (digest.hexdigest(), size):
+        raise TransferError(f"{what} came with sha256 {digest.hexdigest()} where {answer['sha256']} was sent: run again")
+    if progress:
+        progress.end()
+    return answer
+
+
 def _send(host: Any, name: str, argument: dict[str, Any], source: Path, sha256: str | None, say: Say,
           arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
-    opened: type[_Local] | type[_Channel]
+    local = _way(host) is _Local
+    with _sentences(host, f"{source.name} was sent"), source.open("rb") as file:
+        sending = _Sending(source, file, sha256, say)
+        argument = {**argument, "sha256": sending.sha256, **sending.described(local)}
+        with _started(host, name, argument, arguments) as (remote, start):
+            return sending.run(remote, start)
+
+
+def _way(host: Any) -> type[_Local] | type[_Channel]:
     if isinstance(host.connector, SSHConnector):
-        opened = _Channel
-    elif isinstance(host.connector, LocalConnector):
-        opened = _Local
-    else:
-        raise TransferError(
-            f"files can't be sent to {host.name} over {type(host.connector).__name__}: "
-            "give a path on the host itself, or reach it over SSH"
-        )
+        return _Channel
+    if isinstance(host.connector, LocalConnector):
+        return _Local
+    raise TransferError(
+        f"files can't be sent to {host.name} over {type(host.connector).__name__}: "
+        "give a path on the host itself, or reach it over SSH"
+    )
+
+
+@contextlib.contextmanager
+def _started(
+    host: Any, name: str, argument: dict[str, Any], arguments: dict[str, Any]
+) -> Iterator[tuple[_Local | _Channel, bytes]]:
+    """A command on the host that waits for wsllama/host/<name>.py, and the bytes to begin with: program and argument."""
+    with_program = program.call(name, argument).encode()
+    command = StringCommand("python3", "-I", "-S", "-c", QuoteString(START))
+    shell = dict(arguments)
+    extract_control_arguments(shell)  # what is left says how the command runs: sudo and the like
+    remote = _way(host)(host, make_unix_command_for_host(host.state, host, command, **shell).get_raw_value())
     try:
-        with source.open("rb") as file:
-            sending = _Sending(source, file, sha256, say)
-            argument = {**argument, "sha256": sending.sha256, **sending.described(opened is _Local)}
-            with_program = program.call(name, argument).encode()
-            command = StringCommand("python3", "-I", "-S", "-c", QuoteString(START))
-            shell = dict(arguments)
-            extract_control_arguments(shell)  # what is left says how the command runs: sudo and the like
-            raw = make_unix_command_for_host(host.state, host, command, **shell).get_raw_value()
-            remote = opened(host, raw)
-            try:
-                return sending.run(remote, b"%d\n%s" % (len(with_program), with_program))
-            finally:
-                remote.close()
+        yield remote, b"%d\n%s" % (len(with_program), with_program)
+    finally:
+        remote.close()
+
+
+@contextlib.contextmanager
+def _sentences(host: Any, doing: str) -> Iterator[None]:
+    """Make a TransferError of what goes wrong with a connection or a file."""
+    try:
+        yield
     except (SSHException, EOFError) as error:
-        raise TransferError(f"{host.name}: the connection broke while {source.name} was sent: {error}") from None
+        raise TransferError(f"{host.name}: the connection broke while {doing}: {error}") from None
     except OSError as error:
         raise TransferError(f"{error.filename or host.name}: {error.strerror or error}") from None
 
@@ -222,6 +290,10 @@ class _Channel:
     def lines(self) -> Iterator[bytes]:
         yield from self.out
 
+    def read(self, count: int) -> bytes:
+        data: bytes = self.out.read(count)
+        return data
+
     def failure(self) -> str:
         """The sentence that the command ended with, empty when it went well."""
         self.channel.shutdown_write()
@@ -244,6 +316,10 @@ class _Local:
 
     def lines(self) -> Iterator[bytes]:
         yield from self.process.stdout
+
+    def read(self, count: int) -> bytes:
+        data: bytes = self.process.stdout.read(count)
+        return data
 
     def failure(self) -> str:
         with contextlib.suppress(BrokenPipeError):

@@ -1,14 +1,21 @@
-"""llama.cpp on a host: its source is brought there and built, once for everything that determines the bytes."""
+"""llama.cpp on a host: built once for everything that determines the bytes, by one host of a run, and sent to the others.
+
+The three operations are in this order because pyinfra waits for all hosts between two: what hosts lack is known before
+one of them builds, and what was built is here before the others ask for it.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from pyinfra import state
+import gevent
+from pyinfra import host, logger, state
+from pyinfra.api import FunctionCommand
 
-from wsllama import layout, lock, sources, transfer
+from wsllama import artifacts, layout, lock, sources, transfer
 from wsllama.domain import build as rules
 from wsllama.domain import network
 from wsllama.facts import probe
@@ -103,19 +110,119 @@ def build_id(now: Any, settings: Settings) -> str:
     return rules.build_id(inputs(now, settings))
 
 
+class Lacking:
+    """What one run of pyinfra has to do with builds.
+
+    + hosts: build id -> names of the hosts that lack it
+    + ready: build id -> what is in the controller's cache, verified in this run
+    + why: build id -> why it can't be had, where it isn't the builder that says so
+    """
+
+    def __init__(self) -> None:
+        self.hosts: defaultdict[str, set[str]] = defaultdict(set)
+        self.ready: dict[str, artifacts.Artifact] = {}
+        self.why: dict[str, str] = {}
+
+
+def lacking() -> Lacking:
+    """That of the run that goes on: kept with pyinfra's state, and gone with it."""
+    found: Lacking = vars(host.state).setdefault("wsllama_lacking", Lacking())
+    return found
+
+
+def _absent(now: Any, name: str) -> bool:
+    """Whether the host lacks this build; when executing, it is noted for the others."""
+    if now["builds"][layout.BUILDS].get(name):
+        return False
+    if state.is_executing:
+        lacking().hosts[name].add(host.name)
+    return True
+
+
+@resource(lambda settings: looks())
+def announce(now: Any, settings: Settings) -> Iterator[Any]:
+    """Which build the host lacks is known to the whole run. It changes nothing.
+
+    + settings: the host's
+    """
+    if state.is_executing:
+        _absent(now, build_id(now, settings))
+    yield from ()
+
+
 @resource(lambda settings: looks())
 def build(now: Any, settings: Settings) -> Iterator[Any]:
-    """The build that the settings name is on the host, whole.
+    """A build that hosts lack is in the controller's cache: the first of them by name makes it, where the cache has none.
 
     + settings: the host's
     """
     made_of = inputs(now, settings)
     name = rules.build_id(made_of)
-    if now["builds"][layout.BUILDS].get(name):
+    if not _absent(now, name):
+        return
+    if state.is_executing:
+        if host.name != min(lacking().hosts[name]) or _cached(name):
+            return
+    elif artifacts.known(name):
         return
     tell(f"build {name} is {'not whole' if name in now['builds'][layout.BUILDS] else 'absent'}")
     if not state.is_executing:
         raise Later("a build is to be made")
+    yield from _make(now, settings, name, made_of)
+    yield _bring(name)
+
+
+@resource(lambda settings: looks())
+def receive(now: Any, settings: Settings) -> Iterator[Any]:
+    """The build that the settings name is on the host, whole: one that another host has made comes from the cache.
+
+    + settings: the host's
+    """
+    name = build_id(now, settings)
+    if not _absent(now, name):
+        return
+    if not state.is_executing:
+        if artifacts.known(name):
+            tell(f"build {name} is absent, and here")
+            raise Later("a build is to be sent")
+        return  # it is to be made: that is said already
+    run = lacking()
+    if not (artifact := run.ready.get(name)):
+        raise Refused(run.why.get(name) or f"build {name} failed on {min(run.hosts[name])}: see there")
+    tell(f"build {name} comes from this machine")
+    more = {"build_id": name, "sha256": artifact.sha256, "unpacked": artifact.unpacked}
+    yield send(transfer.send_build, artifact.path, **more)
+
+
+def _cached(name: str) -> bool:
+    """Whether the controller's cache has the build, every byte of it; one that is damaged is made again."""
+    try:  # in a thread, because hashing would hold up the other hosts
+        found = gevent.get_hub().threadpool.apply(artifacts.verified, (name,))
+    except artifacts.ArtifactError as e:
+        host.log(f"{e}; it is built again", log_func=logger.warning)
+        return False
+    if found:
+        lacking().ready[name] = found
+    return bool(found)
+
+
+def _bring(name: str) -> FunctionCommand:
+    """A command that puts the host's build into the cache. If it can't, that is the others' failure: this host has it."""
+
+    def call(state: Any, host: Any) -> bool:
+        run = lacking()
+        fetch = partial(transfer.fetch_build, host, name, say=lambda text: host.log(text), arguments=probe.arguments())
+        try:
+            run.ready[name] = artifacts.keep(name, fetch, needed=run.hosts)
+        except (transfer.TransferError, artifacts.ArtifactError) as e:
+            run.why[name] = f"build {name} was made on {host.name} but is not here: {e}"
+            host.log(run.why[name], log_func=logger.warning)
+        return True
+
+    return FunctionCommand(call, (), {})
+
+
+def _make(now: Any, settings: Settings, name: str, made_of: dict[str, object]) -> Iterator[Any]:
     source = source_of(settings)
     path = f"{layout.SOURCES}/{source.sha256}.tar.gz"
     if source.path and source.sha256:
