@@ -352,10 +352,12 @@ def ask_version(partial: str, options: dict[str, str]) -> str:
 def ask_devices(partial: str, a: dict[str, Any]) -> list[str]:
     """The GPUs that the programs see, a line each. It exits 0 without any, so that counts where one is required."""
     status, text = ask(partial, "--list-devices")
+    said = f"llama-server --list-devices says (status {status}): {' '.join(text[-300:].split())}"
     devices = [line.strip() for line in text.partition("Available devices:")[2].splitlines() if ": " in line]
-    if status or (a.get("require_gpu") and not any(d.startswith("CUDA") for d in devices)):
-        why = f"it ended with status {status}" if status else "it sees no CUDA device"
-        raise BuildError(f"llama-server --list-devices was asked for the GPU, but {why}: {text[-300:]}")
+    if status:
+        raise BuildError(f"the programs cannot list their devices; {said}")
+    if a.get("require_gpu") and not any(device.startswith("CUDA") for device in devices):
+        raise BuildError(f"the programs see no GPU and would compute on the CPU; {said}")
     return devices
 
 
