@@ -30,6 +30,14 @@ def inputs(**changed: Any) -> dict[str, object]:
 ID = build.build_id(inputs())
 
 
+def cuda_inputs(**changed: Any) -> dict[str, object]:
+    """Of a CUDA build; what differs goes to `cuda_options`, or to `inputs` for the toolkit."""
+    toolkit = changed.pop("toolkit", {"nvidia-cuda-nvcc": "13.0.88 sha256:" + "1" * 64})
+    given: dict[str, Any] = {"architectures": ["89"], "host_compiler": "/usr/bin/g++-12"}
+    options = build.cmake_options(COMMIT, 11434, backend="cuda", cuda=build.cuda_options(**{**given, **changed}))
+    return inputs(options=options, toolkit=toolkit)
+
+
 def test_the_id_is_the_same_for_the_same_inputs_in_any_order() -> None:
     options = build.cmake_options(COMMIT, 11434)
     shuffled = dict(random.Random(1).sample(list(options.items()), len(options)))
@@ -64,6 +72,54 @@ def test_what_leaves_the_bytes_alone_leaves_the_id_alone() -> None:
     portable = build.cmake_options(COMMIT, 11434, native=False)
     on_one, on_another = (inputs(options=portable, cpu_flags=flags) for flags in (["fpu"], ["fpu", "avx512f"]))
     assert build.build_id(on_one) == build.build_id(on_another)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"toolkit": {"nvidia-cuda-nvcc": "13.0.88 sha256:" + "2" * 64}},
+        {"toolkit": {"nvidia-cuda-nvcc": "13.0.88 sha256:" + "1" * 64, "nvidia-nvvm": "13.0.88 sha256:" + "1" * 64}},
+        {"architectures": ["89-virtual"]},
+        {"architectures": ["89", "120a-real"]},
+        {"host_compiler": "/usr/bin/g++-11"},
+        {"flags": ["-Xcicc", "-O0"]},
+        {"flash_attention": False},
+        {"driver_stub": True},
+    ],
+)
+def test_all_of_a_cuda_build_is_in_its_id(changed: dict[str, Any]) -> None:
+    assert build.build_id(cuda_inputs(**changed)) != build.build_id(cuda_inputs())
+    assert build.build_id(cuda_inputs()) != ID
+
+
+def test_a_cuda_build_names_its_architectures_and_leaves_nothing_to_what_the_builder_has() -> None:
+    options = build.cmake_options(
+        COMMIT,
+        11434,
+        backend="cuda",
+        cuda=build.cuda_options(architectures=["86", "89"], host_compiler="/usr/bin/g++-12", flags=["-Xcicc", "-O0"]),
+    )
+    assert options["CMAKE_CUDA_ARCHITECTURES"] == "86;89"
+    assert options["CMAKE_CUDA_FLAGS"] == "-Xcicc -O0"
+    expected = {
+        "GGML_CUDA": "ON",
+        "GGML_CUDA_GRAPHS": "ON",
+        "GGML_CUDA_NCCL": "OFF",
+        "GGML_CUDA_NO_VMM": "ON",
+        "GGML_CUDA_FA": "ON",
+    }
+    assert expected.items() <= options.items()
+    for nothing in ([], ["native"], ["89", "native-real"]):
+        with pytest.raises(ValueError, match=r"by number, like 89; set cuda\.compute"):
+            build.cuda_options(architectures=nothing, host_compiler="g++")
+
+
+def test_a_portable_build_has_code_for_every_cpu_and_is_the_same_on_all() -> None:
+    options = build.cmake_options(COMMIT, 11434, native=True, portable=True)
+    assert (options["GGML_NATIVE"], options["GGML_BACKEND_DL"], options["GGML_CPU_ALL_VARIANTS"]) == ("OFF", "ON", "ON")
+    assert options["BUILD_SHARED_LIBS"] == "ON"
+    on_one, on_another = (inputs(options=options, cpu_flags=flags) for flags in (["fpu"], ["fpu", "avx512f"]))
+    assert build.build_id(on_one) == build.build_id(on_another) != ID
 
 
 def test_nothing_is_downloaded_while_it_builds_and_nothing_deprecated_is_given() -> None:
