@@ -72,8 +72,8 @@ def wait(server: Server, a: dict[str, Any]) -> None:
 
 def named(server: Server, a: dict[str, Any]) -> None:
     status, got = server.ask("/v1/models")
-    if status != 200:
-        raise NotAccepted(f"/v1/models got status {status}")
+    if status != 200 or not isinstance(got, dict):
+        raise NotAccepted(f"/v1/models got status {status}: {json.dumps(got)[:300]}")
     ids = [m.get("id") for m in got.get("data", [])]
     if a["alias"] not in ids:
         raise NotAccepted("/v1/models names {}, not {}".format(", ".join(map(str, ids)) or "no model", a["alias"]))
@@ -113,7 +113,7 @@ def output(*command: str) -> str | None:
 def record(server: Server, a: dict[str, Any]) -> dict[str, Any]:
     """What this release was when it was accepted: the baseline to compare later runs with."""
     status, props = server.ask("/props")
-    props = props if status == 200 else {}
+    props = props if status == 200 and isinstance(props, dict) else {}
     query = "--query-gpu=name,memory.total,driver_version"
     gpu = next(
         (

@@ -1,5 +1,6 @@
 """A client of llama-server for programs that run on its host: standard library only, loopback, never through a proxy."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -30,7 +31,7 @@ class Server:
                 status, text = r.status, r.read().decode("utf-8", "replace")
         except urllib.error.HTTPError as e:
             status, text = e.code, e.read().decode("utf-8", "replace")
-        except OSError as e:
+        except (OSError, http.client.HTTPException) as e:  # the latter when it ends in the middle of an answer
             return 0, str(getattr(e, "reason", e))
         try:
             return status, json.loads(text)
@@ -40,11 +41,10 @@ class Server:
     def chat(self, question: str, **more: Any) -> dict[str, Any]:
         body = {"model": self.a["alias"], "messages": [{"role": "user", "content": question}], **more}
         status, got = self.ask("/v1/chat/completions", body, self.a["request_timeout_s"])
-        if status != 200:
+        if status != 200 or not isinstance(got, dict):
             error = got.get("error", got) if isinstance(got, dict) else got
             raise NotAccepted(f"a chat request got status {status}: {json.dumps(error)[:500]}")
-        whole: dict[str, Any] = got
-        return whole
+        return got
 
 
 def message(reply: dict[str, Any]) -> tuple[str, str, str | None]:
