@@ -149,6 +149,7 @@ def start(a: dict[str, Any]) -> None:
         p = subprocess.run(
             ["systemd-run", "--quiet", "--unit", unit, "-p", f"RuntimeMaxSec={a['limit_s']}", "-p", "TimeoutStopSec=15",
              "-p", f"StandardOutput=append:{a['log']}", "-p", f"StandardError=append:{a['log']}", "-p", "UMask=0022",
+             "-p", "OOMPolicy=continue",  # a compiler that was killed is the program's affair: it goes on with fewer
              "-p", "Environment=LC_ALL=C.UTF-8", "python3", "-I", "-S", file_of(a, ".py")],
             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)  # fmt: skip
     except FileNotFoundError as e:
