@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from wsllama.commands import toolkit
+
 ROOT = Path(__file__).resolve().parents[1]
 FAILED, REFUSED, UNREACHABLE = 1, 2, 4
 
@@ -143,6 +145,9 @@ def ask(
     for name, reason in {**failed, **fleet.unreachable}.items():
         typer.echo(f"{name}: {reason}", err=True)
     raise typer.Exit(UNREACHABLE if fleet.unreachable else FAILED if failed else 0)
+
+
+app.command(epilog=toolkit.EPILOG)(toolkit.toolkit)
 
 
 def _patch() -> None:
