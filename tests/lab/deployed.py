@@ -118,23 +118,18 @@ class Deployed:
         """The words of a deploy, to be run in ROOT."""
         return [str(BIN / "pyinfra"), str(inventory), "deploy.py", "-y", *options]
 
-    def run(
-        self,
-        data: Data | None = None,
-        *options: str,
-        hosts: Iterable[Host] | None = None,
-        counted: bool = False,
-        timeout: float = 400,
-    ) -> Run:
+    def run(self, data: Data | None = None, *options: str, hosts: Iterable[Host] | None = None, counted: bool = False) -> Run:
+        """Deploy the hosts that `inventory` would write with this data; as `pyinfra` otherwise."""
+        return self.pyinfra(self.inventory(data, hosts), *options, counted=counted)
+
+    def pyinfra(self, inventory: Path, *options: str, counted: bool = False, timeout: float = 400) -> Run:
         """Deploy with --json and wait. Nothing is asserted: see Run.green and Run.unchanged.
 
-        + data, hosts: as `inventory` has them
         + options: more of pyinfra's
         + counted: write down what goes over SSH
         + timeout: seconds
         """
-        words = self.command(self.inventory(data, hosts), "--json", *options)
-        counts = self.folder / "counts.json"
+        words, counts = self.command(inventory, "--json", *options), self.folder / "counts.json"
         if counted:
             counts.unlink(missing_ok=True)
             words = [sys.executable, "-c", COUNTING, str(counts), *words[1:]]
@@ -161,12 +156,17 @@ def wsllama(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+ASK = """
+import os, urllib.request
+key = open("/etc/wsllama/api-key").read().strip() if os.path.exists("/etc/wsllama/api-key") else ""
+asked = urllib.request.Request("http://127.0.0.1:{port}/v1/models", headers={{"Authorization": "Bearer " + key}})
+print(urllib.request.urlopen(asked, timeout=10).read().decode())
+"""
+
+
 def answers(host: Host, port: int = 8080) -> bool:
-    """Whether the service on a host is healthy and names a model to clients."""
-    url = f"http://127.0.0.1:{port}/v1/models"
-    p = host.run(
-        ["python3", "-c", f"import urllib.request as u; print(u.urlopen('{url}', timeout=10).read().decode())"], check=False
-    )
+    """Whether the service on a host names its model to a client, who gives the key where there is one."""
+    p = host.run(["python3", "-c", ASK.format(port=port)], check=False)
     return p.returncode == 0 and '"qwen' in p.stdout
 
 
