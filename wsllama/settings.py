@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from wsllama.domain import server_flags
 
@@ -41,6 +50,10 @@ def _printable(value: str) -> str:
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 Text = Annotated[str, AfterValidator(_printable), Field(min_length=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Capability = Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
+Architecture = Annotated[str, Field(pattern=r"^\d{2,3}[af]?(-real|-virtual)?$")]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,:=+/-]+$")]
+FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 
 
 class Topic(BaseModel):
@@ -59,7 +72,11 @@ class LlamaCpp(Topic):
     git_url: Text | None = Field(None, description="Another repository than the lock's.")
     archive: Text | None = Field(None, description="Path on the controller, or URL, of a tar.gz; source archive.")
     archive_sha256: Sha256 | None = Field(None, description="sha256 of that archive.")
+    backend: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda on platform wsl, cpu on platform linux.")
     native: bool = Field(True, description="Build for this machine's own processor (GGML_NATIVE).")
+    portable: bool = Field(
+        False, description="Build code for every kind of processor, chosen at the start; so one build serves different machines."
+    )
     jobs: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="Compile jobs; by default from cores and memory.")
     time_limit_minutes: Annotated[int, Field(ge=1, le=1440)] = Field(120, description="The build is ended after this time.")
 
@@ -72,6 +89,35 @@ class LlamaCpp(Topic):
         if self.source != "git" and self.git_url:
             raise ValueError(f"git_url belongs to source git, but source is {self.source}")
         return self
+
+
+class Cuda(Topic):
+    """The CUDA toolkit that a build for NVIDIA's GPUs is made with; nothing of it is asked for with backend cpu."""
+
+    version: Annotated[str, Field(pattern=r"^\d{2}\.\d$")] | None = Field(
+        None, description="Release of the toolkit; without it the best one for host and driver."
+    )
+    provider: Literal["apt", "wheels"] | None = Field(
+        None, description="apt: NVIDIA's repository; wheels: the Python index, CUDA 13 and newer."
+    )
+    compute: Annotated[tuple[Capability, ...], FromList] = Field(
+        (), description='Compute capabilities to build for, as in "8.9"; without them those of the host\'s GPUs.'
+    )
+    driver: Annotated[str, Field(pattern=r"^\d{3}\.\d{2}$")] | None = Field(
+        None, description="Version of the Windows driver to build for, where the host itself can't tell."
+    )
+    architectures: Annotated[tuple[Architecture, ...], FromList] = Field(
+        (), description='CMAKE_CUDA_ARCHITECTURES, as in "89-virtual", instead of those that follow from compute.'
+    )
+    flags: Annotated[tuple[Word, ...], FromList] = Field((), description="More words for nvcc.")
+    flash_attention: bool = Field(True, description="Compile the kernels of flash attention.")
+    require_gpu: bool = Field(True, description="A host whose GPU isn't seen fails; False: it only builds.")
+    repository: Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9._~:/%\[\]-]+$")] | None = Field(
+        None, description="Address of a mirror of NVIDIA's repository, signed with NVIDIA's key; provider apt."
+    )
+    key_file: Text | None = Field(
+        None, description="Path on the controller of NVIDIA's signing key; without it the repository is asked for it."
+    )
 
 
 class Model(Topic):
@@ -117,12 +163,9 @@ class Server(Topic):
     metrics: bool = Field(True, description="Serve /metrics.")
     slots: bool = Field(False, description="Serve /slots, which shows prompts.")
     allow_tools: bool = Field(False, description="Let extra_args give the model files or a shell (--tools, --agent).")
-    extra_args: tuple[Text, ...] = Field((), description="More arguments, one a word, as llama-server's --help has them.")
-
-    @field_validator("extra_args", mode="before")
-    @classmethod
-    def _tuple(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    extra_args: Annotated[tuple[Text, ...], FromList] = Field(
+        (), description="More arguments, one a word, as llama-server's --help has them."
+    )
 
     @field_validator("host")
     @classmethod
@@ -182,10 +225,19 @@ class Settings(Topic):
 
     platform: Literal["wsl", "linux"] = Field("wsl", description="linux: the lab and the demo.")
     llama_cpp: LlamaCpp = LlamaCpp()
+    cuda: Cuda = Cuda()
     model: Model = Model()
     server: Server = Server()
     acceptance: Acceptance = Acceptance()
     network: Network = Network()
+
+    @property
+    def backend(self) -> Literal["cpu", "cuda"]:
+        """What llama.cpp is built for on this host."""
+        wanted = self.llama_cpp.backend
+        if wanted == "auto":
+            return "cuda" if self.platform == "wsl" else "cpu"
+        return wanted
 
     @model_validator(mode="after")
     def _whole(self) -> Settings:
@@ -250,7 +302,7 @@ def _topics() -> dict[str, type[Topic]]:
 def local_problems(settings: Settings) -> list[str]:
     """What is wrong with the files on this controller that the settings name; each one sentence. Reads headers only."""
     out = []
-    named = {"network.ca_file": settings.network.ca_file}
+    named = {"network.ca_file": settings.network.ca_file, "cuda.key_file": settings.cuda.key_file}
     if settings.model.on == "controller":
         named["model.path"] = settings.model.path
     if settings.llama_cpp.archive and "://" not in settings.llama_cpp.archive:

@@ -204,3 +204,33 @@ def test_other_files_that_are_missing_here(tmp_path: Path) -> None:
     first, second = local_problems(wanted)
     assert first.startswith(f"network.ca_file: there is no file {tmp_path}/ca.pem on this machine")
     assert second.startswith(f"llama_cpp.archive: there is no file {tmp_path}/a.tar.gz on this machine")
+
+
+def test_backend_follows_the_platform_unless_it_is_said() -> None:
+    assert settings().backend == "cuda"
+    assert settings(platform="linux").backend == "cpu"
+    assert settings(llama_cpp={"backend": "cpu"}).backend == "cpu"
+    assert settings(platform="linux", llama_cpp={"backend": "cuda"}).backend == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"compute": ["8.9; rm"]}, "cuda.compute.0"),
+        ({"compute": "8.9"}, "cuda.compute = '8.9'"),
+        ({"architectures": ["native"]}, "cuda.architectures.0"),
+        ({"flags": ["-Xcicc -O0"]}, "cuda.flags.0"),
+        ({"version": "13"}, "cuda.version"),
+        ({"provider": "runfile"}, "cuda.provider"),
+        ({"repository": "https://mirror/x\nTrusted: yes"}, "cuda.repository"),
+        ({"repository": "file:///srv/cuda"}, "cuda.repository"),
+    ],
+)
+def test_what_no_cuda_build_takes(wrong: dict[str, Any], said: str) -> None:
+    (sentence,) = errors(cuda=wrong)
+    assert sentence.startswith(said)
+
+
+def test_a_key_file_that_is_not_there() -> None:
+    (sentence,) = local_problems(settings(cuda={"key_file": "/nowhere/key.asc"}))
+    assert sentence == "cuda.key_file: there is no file /nowhere/key.asc on this machine; give another path"
