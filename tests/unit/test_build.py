@@ -30,12 +30,19 @@ def inputs(**changed: Any) -> dict[str, object]:
 ID = build.build_id(inputs())
 
 
+CHOSEN = {
+    "GGML_CUDA_FA": "ON",
+    "GGML_CUDA_NCCL": "OFF",
+    "CMAKE_CUDA_ARCHITECTURES": "89",
+    "CMAKE_CUDA_HOST_COMPILER": "/usr/bin/g++-12",
+}
+
+
 def cuda_inputs(**changed: Any) -> dict[str, object]:
     """Of a CUDA build; what differs goes to `cuda_options`, or to `inputs` for the toolkit."""
     toolkit = changed.pop("toolkit", {"nvidia-cuda-nvcc": "13.0.88 sha256:" + "1" * 64})
-    given: dict[str, Any] = {"architectures": ["89"], "host_compiler": "/usr/bin/g++-12"}
-    options = build.cmake_options(COMMIT, 11434, backend="cuda", cuda=build.cuda_options(**{**given, **changed}))
-    return inputs(options=options, toolkit=toolkit)
+    cuda = build.cuda_options({**CHOSEN, **changed.pop("chosen", {})}, **changed)
+    return inputs(options=build.cmake_options(COMMIT, 11434, backend="cuda", cuda=cuda), toolkit=toolkit)
 
 
 def test_the_id_is_the_same_for_the_same_inputs_in_any_order() -> None:
@@ -81,10 +88,10 @@ def test_what_leaves_the_bytes_alone_leaves_the_id_alone() -> None:
         {"toolkit": {"nvidia-cuda-nvcc": "13.0.88 sha256:" + "1" * 64, "nvidia-nvvm": "13.0.88 sha256:" + "1" * 64}},
         {"architectures": ["89-virtual"]},
         {"architectures": ["89", "120a-real"]},
-        {"host_compiler": "/usr/bin/g++-11"},
+        {"chosen": {"CMAKE_CUDA_HOST_COMPILER": "/usr/bin/g++-11"}},
         {"flags": ["-Xcicc", "-O0"]},
         {"flash_attention": False},
-        {"driver_stub": True},
+        {"without_driver": True},
     ],
 )
 def test_all_of_a_cuda_build_is_in_its_id(changed: dict[str, Any]) -> None:
@@ -92,26 +99,30 @@ def test_all_of_a_cuda_build_is_in_its_id(changed: dict[str, Any]) -> None:
     assert build.build_id(cuda_inputs()) != ID
 
 
-def test_a_cuda_build_names_its_architectures_and_leaves_nothing_to_what_the_builder_has() -> None:
-    options = build.cmake_options(
-        COMMIT,
-        11434,
-        backend="cuda",
-        cuda=build.cuda_options(architectures=["86", "89"], host_compiler="/usr/bin/g++-12", flags=["-Xcicc", "-O0"]),
-    )
-    assert options["CMAKE_CUDA_ARCHITECTURES"] == "86;89"
-    assert options["CMAKE_CUDA_FLAGS"] == "-Xcicc -O0"
+def test_settings_change_what_was_chosen_for_a_cuda_build() -> None:
+    chosen = {**CHOSEN, "CMAKE_CUDA_FLAGS": "-Xcicc -O1"}
+    cuda = build.cuda_options(chosen, architectures=["86", "89"], flags=["-lineinfo"], flash_attention=False)
+    options = build.cmake_options(COMMIT, 11434, backend="cuda", cuda=cuda)
     expected = {
         "GGML_CUDA": "ON",
-        "GGML_CUDA_GRAPHS": "ON",
+        "GGML_CUDA_FA": "OFF",
         "GGML_CUDA_NCCL": "OFF",
-        "GGML_CUDA_NO_VMM": "ON",
-        "GGML_CUDA_FA": "ON",
+        "GGML_CUDA_NO_VMM": "OFF",
+        "CMAKE_CUDA_ARCHITECTURES": "86;89",
+        "CMAKE_CUDA_FLAGS": "-Xcicc -O1 -lineinfo",
+        "CMAKE_CUDA_HOST_COMPILER": "/usr/bin/g++-12",
     }
     assert expected.items() <= options.items()
-    for nothing in ([], ["native"], ["89", "native-real"]):
+    assert build.cuda_options({**CHOSEN, "GGML_CUDA_NO_VMM": "ON"})["GGML_CUDA_NO_VMM"] == "ON"  # of a toolkit without a stub
+    assert build.cuda_options(CHOSEN)["GGML_CUDA_FA"] == "ON"
+
+
+def test_a_cuda_build_names_its_architectures() -> None:
+    for wrong in ({"CMAKE_CUDA_ARCHITECTURES": ""}, {"CMAKE_CUDA_ARCHITECTURES": "native"}):
         with pytest.raises(ValueError, match=r"by number, like 89; set cuda\.compute"):
-            build.cuda_options(architectures=nothing, host_compiler="g++")
+            build.cuda_options({**CHOSEN, **wrong})
+    with pytest.raises(ValueError, match="by number"):
+        build.cuda_options(CHOSEN, architectures=["89", "native-real"])
 
 
 def test_a_portable_build_has_code_for_every_cpu_and_is_the_same_on_all() -> None:

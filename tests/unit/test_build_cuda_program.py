@@ -47,9 +47,8 @@ class CudaHost(Host):
         self.library("cudart", "int cudart(void) { return 1; }")
         self.library("cublasLt", "int lt(void) { return 1; }")
         self.library("cublas", "int lt(void);\nint cublas(void) { return lt(); }", "-lcublasLt")
-        options = cmake_options(
-            COMMIT, 11434, backend="cuda", cuda=cuda_options(architectures=["89-virtual"], host_compiler="/usr/bin/g++")
-        )
+        cuda = cuda_options({"CMAKE_CUDA_ARCHITECTURES": "89-virtual", "CMAKE_CUDA_HOST_COMPILER": "/usr/bin/g++"})
+        options = cmake_options(COMMIT, 11434, backend="cuda", cuda=cuda)
         self.argument["options"] = {k: v for k, v in options.items() if "LAUNCHER" not in k}
         self.argument["toolkit"] = {"root": str(self.toolkit), "release": "13.0"}
         self.argument["require_gpu"] = False

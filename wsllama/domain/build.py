@@ -40,8 +40,6 @@ _BACKENDS: Mapping[str, Mapping[str, str]] = {
     "cuda": {
         "GGML_CPU": "ON",
         "GGML_CUDA": "ON",
-        "GGML_CUDA_GRAPHS": "ON",
-        "GGML_CUDA_NCCL": "OFF",  # on by default, and then it counts whether the builder happens to have it
         "CMAKE_CUDA_COMPILER_LAUNCHER": "ccache",
     },
 }
@@ -51,29 +49,31 @@ _PORTABLE = {"GGML_NATIVE": "OFF", "GGML_BACKEND_DL": "ON", "GGML_CPU_ALL_VARIAN
 
 
 def cuda_options(
+    chosen: Mapping[str, str],
     *,
-    architectures: Sequence[str],
-    host_compiler: str,
+    architectures: Sequence[str] = (),
     flags: Sequence[str] = (),
     flash_attention: bool = True,
-    driver_stub: bool = False,
+    without_driver: bool = False,
 ) -> dict[str, str]:
-    """What `cmake_options` takes as `cuda`.
+    """What `cmake_options` takes as `cuda`: what was chosen for a host, with what the settings say otherwise.
 
-    architectures: what CMAKE_CUDA_ARCHITECTURES lists, like "89" or "120a-real"; never "native", which asks a GPU.
-    host_compiler: full path of the g++ that nvcc calls. flags: more words for nvcc.
-    flash_attention: its kernels are a third of the work. driver_stub: the toolkit has one to link against.
+    chosen: `Choice.cmake` of wsllama/domain/toolkit.py. architectures: others than chosen, like "89-virtual"; never
+    "native", which asks a GPU. flags: more words for nvcc. flash_attention: its kernels are a third of the work.
+    without_driver: the programs have to start where libcuda is missing.
     Raises ValueError, in one sentence, without an architecture or for "native".
     Rules: ggml/src/ggml-cuda/CMakeLists.txt of the pinned commit.
     """
-    if not architectures or any(a.startswith("native") for a in architectures):
+    numbers = ";".join(architectures) or chosen.get("CMAKE_CUDA_ARCHITECTURES", "")
+    if not numbers or "native" in numbers:
         raise ValueError("a CUDA build needs its architectures by number, like 89; set cuda.compute or cuda.architectures")
     return {
-        "CMAKE_CUDA_ARCHITECTURES": ";".join(architectures),
-        "CMAKE_CUDA_HOST_COMPILER": host_compiler,
-        "CMAKE_CUDA_FLAGS": " ".join(flags),
-        "GGML_CUDA_FA": "ON" if flash_attention else "OFF",
-        "GGML_CUDA_NO_VMM": "OFF" if driver_stub else "ON",
+        "GGML_CUDA_NO_VMM": "OFF",
+        **chosen,
+        "CMAKE_CUDA_ARCHITECTURES": numbers,
+        "CMAKE_CUDA_FLAGS": " ".join([*chosen.get("CMAKE_CUDA_FLAGS", "").split(), *flags]),
+        **({} if flash_attention else {"GGML_CUDA_FA": "OFF"}),
+        **({"GGML_CUDA_NO_VMM": "ON"} if without_driver else {}),
     }
 
 
