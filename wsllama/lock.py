@@ -66,7 +66,18 @@ class CudaWheels(Part):
         return {name: f"{wheel.version} sha256:{wheel.sha256}" for name, wheel in sorted(self.packages.items())}
 
 
+class CudaApt(Part):
+    """NVIDIA's repository for WSL, the key that signs it, and what is taken from it."""
+
+    uri: Annotated[str, Field(pattern=r"^https://\S+$")]
+    key: Annotated[str, Field(pattern=r"^[0-9A-F]{40}$")] = Field(description="Fingerprint of the only key that is trusted.")
+    packages: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], dict[str, str]] = Field(
+        description="Release -> package -> exact version; of a release that isn't here the newest are taken."
+    )
+
+
 class Cuda(Part):
+    apt: CudaApt
     wheels: dict[Annotated[str, Field(pattern=r"^\d+\.\d+$")], CudaWheels] = Field(description="Release -> its packages.")
 
 
