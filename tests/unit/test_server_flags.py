@@ -1,6 +1,9 @@
-"""llama-server's arguments. That the program at the pin knows them all is asserted in tests/lab/test_flags.py."""
+"""llama-server's arguments. That the recorded --help is the program's own is asserted in tests/lab/test_real_help.py."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
@@ -107,3 +110,21 @@ def test_refused(word: str, said: str) -> None:
 
 def test_not_refused() -> None:
     assert server_flags.refused(["--top-k", "20", "--chat-template-kwargs", '{"port": 1}', "port", "host"]) == []
+
+
+HELP = Path(__file__).parents[1] / "data" / "help" / "llama-server-0c1e570.txt"
+
+
+def spellings(line: str) -> list[str]:
+    """Those of the option that a line of the help begins with; empty for lines that describe."""
+    head = re.match(r"(?:--?[A-Za-z][\w-]*(?:,\s+|\s|$))+", line)
+    return re.findall(r"--?[A-Za-z][\w-]*", head[0]) if head else []
+
+
+def test_a_setting_owns_every_spelling_of_its_argument() -> None:
+    every, found = {*server_flags.OWNED, *server_flags.FORBIDDEN}, set()
+    for words in map(spellings, HELP.read_text(encoding="utf-8").splitlines()):
+        if known := every & set(words):
+            assert set(words) == known
+            found |= known
+    assert found == every, "each is an argument of the program"
