@@ -4,7 +4,8 @@
     releases/<n>/model      link to the model's folder   releases/<n>/release.json
     current -> releases/<n>                              last-good -> releases/<n>
 
-Whatever switches takes a lock, so two runs at once can't interleave; every step is a rename.
+Every step takes a lock and is a rename. Between the steps of one run another one may have done its own: what it did isn't
+undone and isn't taken for ours, the later run is told.
 """
 
 import fcntl
@@ -16,6 +17,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from typing import Any
+
+AGAIN = "run again when that one has ended"
 
 
 def sync(path: str) -> None:
@@ -48,8 +51,12 @@ def make(a: dict[str, Any]) -> None:
     """A new release folder; `links` and `files` are all that is in it besides release.json."""
     folder = os.path.join(a["root"], "releases", str(a["number"]))
     partial = os.path.join(a["root"], "releases", ".partial-{}".format(a["number"]))
-    for old in (partial, folder):  # a folder of this number is one that the probe found broken
-        shutil.rmtree(old, ignore_errors=True)
+    if os.path.lexists(folder):  # the number was free when this run looked
+        with open(os.path.join(folder, "release.json"), encoding="utf-8") as f:
+            if json.load(f)["digest"] == a["digest"]:
+                return
+        raise SystemExit(f"release {a['number']} was made by another run meanwhile, with other settings; {AGAIN}")
+    shutil.rmtree(partial, ignore_errors=True)
     os.makedirs(partial)
     for name, target in a["links"].items():
         os.symlink(target, os.path.join(partial, name))
@@ -74,6 +81,11 @@ def check(folder: str, words: Sequence[str]) -> None:
         raise SystemExit(f"llama-server refuses the arguments of the settings: {said}; the service was not touched")
 
 
+def now(a: dict[str, Any]) -> str:
+    """The number of the current release."""
+    return os.readlink(os.path.join(a["root"], "current"))[len("releases/") :]
+
+
 def switch(a: dict[str, Any]) -> None:
     link(os.path.join(a["root"], "current"), "releases/{}".format(a["number"]))
 
@@ -81,6 +93,10 @@ def switch(a: dict[str, Any]) -> None:
 def start(a: dict[str, Any]) -> None:
     """Start the service with what stands there now, then write down what that was: a run that is killed starts it again."""
     if os.path.exists(a["stamp"]):
+        with open(a["stamp"], encoding="utf-8") as f:
+            told = f.read().strip()
+        if told == a["digest"] and subprocess.run(["systemctl", "is-active", "--quiet", a["unit"]]).returncode == 0:
+            return  # another run was faster, and may be asking the server already
         os.unlink(a["stamp"])
     restart(a["unit"])
     put(a["stamp"], a["digest"] + "\n")
@@ -96,6 +112,8 @@ def restart(unit: str) -> None:
 
 def accept(a: dict[str, Any]) -> None:
     """Keep the record of the first acceptance, make this release the one to go back to, and start it at boot."""
+    if now(a) != str(a["number"]):
+        raise SystemExit(f"release {a['number']} gave way to release {now(a)} of another run while it was asked; {AGAIN}")
     folder = os.path.join(a["root"], "releases", str(a["number"]))
     if a.get("baseline") is not None:
         put(os.path.join(folder, "baseline.json"), json.dumps(a["baseline"], indent=1, sort_keys=True) + "\n")
@@ -106,10 +124,12 @@ def accept(a: dict[str, Any]) -> None:
 
 
 def back(a: dict[str, Any]) -> None:
-    """Serve the last good release again, or nothing when there is none. If it is the very one, it stays as it is."""
+    """Serve the last good release again, or nothing when there is none. What is accepted or another run's stays as it is."""
     path = os.path.join(a["root"], "last-good")
     good = os.readlink(path)[len("releases/") :] if os.path.exists(path) else None
-    if good != str(a["number"]):
+    if now(a) != str(a["number"]):
+        good = now(a)
+    elif good != now(a):
         if os.path.exists(a["stamp"]):
             os.unlink(a["stamp"])
         if good:

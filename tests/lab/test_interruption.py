@@ -1,0 +1,226 @@
+"""A deploy that is killed, interrupted or doubled: the next plain run ends green, and the one after it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab.lab import Host
+from tests.lab.deployed import ROOT, Deployed, Run, answers, arguments_of
+from wsllama import program
+
+LIMIT_S = 240.0  # what has not happened after this time will not
+
+
+class Started:
+    """A deploy that runs; what it says is collected."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.process = subprocess.Popen(
+            words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def until(self, happened: Callable[[], bool]) -> None:
+        """Wait until something is so; the deploy must not end before."""
+        deadline = time.monotonic() + LIMIT_S
+        while not happened():
+            assert self.process.poll() is None, f"it ended before it could be interrupted:\n{self.text}"
+            assert time.monotonic() < deadline, self.text
+            time.sleep(0.005)
+
+    def says(self, words: str) -> Callable[[], bool]:
+        return lambda: any(words in line for line in list(self.lines))
+
+    def kill(self) -> None:
+        """kill -9 of the whole process group."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.ended()
+
+    def ended(self) -> int:
+        """Wait for its end; returns the exit code."""
+        status = self.process.wait(LIMIT_S)
+        self._reader.join()
+        return status
+
+
+@contextmanager
+def started(deployed: Deployed, data: Mapping[str, Any] | None = None) -> Iterator[Started]:
+    """A deploy of the first host, killed at the end if it still runs."""
+    host = deployed.lab.hosts[0]
+    run = Started(deployed.command(deployed.inventory({host.name: data or {}}, [host])))
+    try:
+        yield run
+    finally:
+        if run.process.poll() is None:
+            run.kill()
+
+
+def ends_green(deployed: Deployed, data: Mapping[str, Any] | None = None) -> Run:
+    """A plain run of the first host ends green and the one after it changes nothing; returns the first of them."""
+    host = deployed.lab.hosts[0]
+    run = deployed.run({host.name: data or {}}, hosts=[host]).green()
+    deployed.run({host.name: data or {}}, hosts=[host]).unchanged()
+    assert answers(host)
+    assert not list((host.root / "opt/wsllama").rglob("*.partial-*")) + list((host.root / "opt/wsllama").rglob("*.tmp"))
+    return run
+
+
+def unit(host: Host, name: str) -> str:
+    """Which start of a unit runs; empty when it doesn't."""
+    p = host.run(["systemctl", "show", "-p", "InvocationID,ActiveState", name])
+    shown = dict(line.split("=", 1) for line in p.stdout.splitlines())
+    return shown["InvocationID"] if shown["ActiveState"] == "active" else ""
+
+
+def test_build_is_followed_by_who_comes_next_and_by_two_at_once(deployed: Deployed) -> None:
+    host, service = deployed.lab.hosts[0], "wsllama-build.service"
+    server = unit(host, "llama-server.service")
+    host.run("rm -rf /opt/wsllama/builds/*")
+    with started(deployed) as first:
+        first.until(first.says("==> compile"))
+        building = unit(host, service)
+        assert building
+        host.run(["systemctl", "kill", "--signal=STOP", service])  # so that it can't end before all have seen it
+        began = time.monotonic()
+        os.kill(first.process.pid, signal.SIGINT)
+        assert first.ended() == 130
+        assert time.monotonic() - began < 2
+    assert "interrupted: what runs as a unit on a host goes on there, and the next run follows it" in first.text
+    assert "Traceback" not in first.text
+    with started(deployed) as second:
+        second.until(second.says("==> compile"))
+        second.kill()
+    assert unit(host, service) == building
+    assert unit(host, "llama-server.service") == server  # it has its files open
+    with started(deployed) as third, started(deployed) as fourth:
+        third.until(third.says("==> compile"))
+        fourth.until(fourth.says("==> compile"))
+        assert unit(host, service) == building
+        host.run(["systemctl", "kill", "--signal=CONT", service])
+        assert (third.ended(), fourth.ended()) == (0, 0), third.text + fourth.text
+    assert (host.root / "var/log/wsllama/build.log").read_text().rpartition("==> unpack")[2].count("==> compile") == 1
+    assert "changed" in third.text + fourth.text
+    assert ends_green(deployed).changed() == []
+
+
+def test_killed_while_the_model_is_copied(deployed: Deployed, tmp_path: Path) -> None:
+    host, size = deployed.lab.hosts[0], 300_000_000
+    big = Path(shutil.copyfile(deployed.model, tmp_path / "big.gguf"))
+    os.truncate(big, size)  # llama.cpp doesn't mind what stands behind the last tensor
+    part = host.root / f"var/lib/wsllama/models/.incoming/{big.name}-{size}.part"
+    with started(deployed, {"model": {"path": str(big)}}) as run:
+        run.until(lambda: part.exists() and part.stat().st_size > 10_000_000)
+        run.kill()
+    assert part.stat().st_size < size
+    assert answers(host)
+    again = ends_green(deployed, {"model": {"path": str(big)}})
+    assert re.search(r"big\.gguf goes on after the [0-9.]+ MiB that are on the host", again.stderr)
+    assert arguments_of(host)[1:3] == ["--model", "/opt/wsllama/current/model/big.gguf"]
+    host.run("rm -rf /var/lib/wsllama/models/big-*")
+
+
+def current(host: Host) -> str:
+    return os.readlink(host.root / "opt/wsllama/current")
+
+
+def ctx_size(host: Host) -> str:
+    words = arguments_of(host)
+    return words[words.index("--ctx-size") + 1]
+
+
+def test_killed_between_the_switch_and_the_restart(deployed: Deployed) -> None:
+    host, wanted = deployed.lab.hosts[0], {"server": {"ctx_size": 1024}}
+    before = current(host), ctx_size(host)
+    with started(deployed, wanted) as run:
+        run.until(lambda: current(host) != before[0])
+        run.kill()
+    assert ctx_size(host) == before[1]
+    assert ends_green(deployed, wanted).changed() == ["service", "accepted"]
+    assert ctx_size(host) == "1024"
+
+
+def test_killed_while_the_service_is_restarted(deployed: Deployed) -> None:
+    """The host's own program goes too, as when the host loses its power: nothing writes down what was started."""
+    host, wanted = deployed.lab.hosts[0], {"server": {"ctx_size": 1280}}
+    stamp = host.root / "var/lib/wsllama/llama-server.service.started-with"
+    with started(deployed, wanted) as run:
+        run.until(lambda: not stamp.exists())
+        host.nsenter(["pkill", "-9", "-f", "^python3 -I -S -$"])
+        run.kill()
+    assert not stamp.exists()
+    assert ends_green(deployed, wanted).changed() == ["service", "accepted"]
+    assert ctx_size(host) == "1280"
+
+
+def test_killed_while_the_release_is_being_accepted(deployed: Deployed) -> None:
+    host, wanted = deployed.lab.hosts[0], {"server": {"ctx_size": 1536}}
+    root = host.root / "opt/wsllama"
+    good = os.readlink(root / "last-good")
+    with started(deployed, wanted) as run:
+        run.until(run.says("acceptance | accepted"))
+        run.kill()
+    assert os.readlink(root / "last-good") == good != current(host)
+    assert not (root / current(host) / "baseline.json").exists()
+    assert ends_green(deployed, wanted).changed() == ["accepted"]
+    assert os.readlink(root / "last-good") == current(host)
+
+
+def test_two_runs_at_once_that_want_the_same(deployed: Deployed) -> None:
+    host, wanted = deployed.lab.hosts[0], {"server": {"ctx_size": 1792}}
+    with started(deployed, wanted) as one, started(deployed, wanted) as other:
+        assert (one.ended(), other.ended()) == (0, 0), one.text + other.text
+    assert ends_green(deployed, wanted).changed() == []
+    assert ctx_size(host) == "1792"
+
+
+def test_two_runs_at_once_that_want_different_things(deployed: Deployed) -> None:
+    host = deployed.lab.hosts[0]
+    wishes = [{"server": {"ctx_size": size}} for size in (2304, 2560)]
+    inventories = [deployed.inventory({host.name: wish}, [host], f"wish-{i}") for i, wish in enumerate(wishes)]
+    runs = [Started(deployed.command(inventory)) for inventory in inventories]
+    codes = [run.ended() for run in runs]
+    assert sorted(codes) in ([0, 0], [0, 1]), runs[0].text + runs[1].text
+    for run, code in zip(runs, codes, strict=True):
+        assert "Traceback" not in run.text
+        assert code == 0 or "run again when that one has ended" in run.text
+    root = host.root / "opt/wsllama"
+    assert os.readlink(root / "last-good") == current(host)
+    if 1 in codes:  # what the good one said is so
+        assert ctx_size(host) == str(wishes[codes.index(0)]["server"]["ctx_size"])
+    ends_green(deployed, wishes[0])
+    assert ctx_size(host) == "2304"
+
+
+def test_build_that_takes_longer_than_its_limit(deployed: Deployed) -> None:
+    host = deployed.lab.hosts[0]
+    slow = "def main(argument):\n    import time\n    print('==> sleep', flush=True)\n    time.sleep(60)\n"
+    task = {"unit": "wsllama-slow", "key": "a", "limit_s": 2, "program": slow, "argument": {}, "environment": {}}
+    call = program.call("follow", {**task, "log": "/var/log/wsllama/slow.log"})
+    p = host.run(["python3", "-I", "-S", "-"], input=call, check=False)
+    assert p.returncode == 1
+    assert p.stderr.splitlines()[0] == "wsllama-slow was stopped at its time limit of 2 s; raise the limit and run again"
+    assert not json.loads(p.stdout.splitlines()[-1])["ok"]
+    assert unit(host, "wsllama-slow.service") == ""
