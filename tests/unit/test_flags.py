@@ -269,6 +269,12 @@ def test_the_settings_serve_an_older_build_too() -> None:
     assert any("--cache-ram is left out" in note for note in resolved.notes)
 
 
+def test_what_is_on_by_default_is_not_left_out_when_it_is_to_be_off() -> None:
+    help = flags.parse_help("--slots    expose slots monitoring endpoint (default: enabled)\n")
+    assert "--no-slots is unknown" in problem("--no-slots", help)
+    assert clean("--slots", help) == "--slots"
+
+
 def test_a_limit_on_thinking_is_left_out_only_where_it_limits_nothing() -> None:
     without = flags.Help(tuple(o for o in OLD.options if "--reasoning-budget" not in o.names))
     assert clean("--reasoning-budget -1", without) == ""

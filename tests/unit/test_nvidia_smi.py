@@ -217,7 +217,7 @@ def test_complaints_after_a_table_do_not_count() -> None:
 def test_utf16_and_a_byte_order_mark() -> None:
     text = table(HEAD, ADA).replace("\n", "\r\n")
     assert read(("\ufeff" + text).encode("utf-16-le"), 0, EXE) == read(text, 0)
-    assert read(("\ufeff" + text).encode(), 0, EXE).status == "ok"
+    assert read("\ufeffNVIDIA L4, 23034, 0, 0, 8.9, 581.15\r\n".encode(), 0, QUERY).gpus[0].name == "NVIDIA L4"
     assert read(b"\xff\x00\x81 junk \xc3", 0).status == "unknown"
 
 
@@ -427,6 +427,10 @@ def test_a_listing_of_two_cards() -> None:
         "610.30",
         "13.3",
     )
+
+
+def test_a_listing_with_the_drivers_new_name() -> None:
+    assert read(LISTING.replace("Driver Version", "KMD Version"), 0).driver_windows == "610.30"
 
 
 def test_a_listing_that_is_cut_before_the_memory_of_the_second() -> None:

@@ -127,10 +127,9 @@ def _listing(text: str) -> tuple[list[Gpu], str | None, str | None]:
             elif not cards and colon:
                 top[key] = value
         elif cards:
-            depth = len(line) - len(line.lstrip())
-            if depth <= 4:
+            if len(line) - len(line.lstrip()) <= 4:
                 section = "" if colon else line.strip()
-            if colon and depth <= 8:
+            if colon:
                 cards[-1].setdefault(f"{section}/{key}", value)
     driver = _version(top.get("Driver Version", top.get("KMD Version")))
     gpus = []

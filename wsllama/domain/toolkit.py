@@ -325,8 +325,6 @@ def _nearest(host: _Host, wanted: str | None, provider: Provider) -> dict[str, s
     ranked = sorted(RELEASES, key=lambda c: _distance(c, wanted)) if wanted in RELEASES else list(PREFERRED)
     for distro in sorted(GLIBC, key=lambda d: _far(d, host.distro)):
         for driver in (host.driver, *sorted(DRIVER_FLOOR.values())):
-            if host.driver and driver and driver < host.driver:
-                continue
             there = _Host(distro, driver, host.compute)
             for cuda in ranked:
                 for kind in dict.fromkeys((provider, "apt")):
