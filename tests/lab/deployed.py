@@ -102,7 +102,8 @@ class Deployed:
 
     def __init__(self, lab: Lab, folder: Path, model: Path) -> None:
         self.lab, self.folder, self.model = lab, folder, model
-        self.base: dict[str, Any] = {"platform": "linux", "model": {"path": str(model)}}
+        # One thread: several wait for each other by spinning, which takes minutes for a reply where cores are few and busy.
+        self.base: dict[str, Any] = {"platform": "linux", "model": {"path": str(model)}, "server": {"threads": 1}}
 
     @property
     def names(self) -> list[str]:

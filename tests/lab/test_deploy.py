@@ -149,7 +149,7 @@ def test_key_is_asked_for_and_seen_nowhere(deployed: Deployed) -> None:
 
 
 def test_model_on_the_command_line(deployed: Deployed) -> None:
-    bare = deployed.lab.inventory(deployed.folder / "bare")
+    bare = deployed.lab.inventory(deployed.folder / "bare", {name: {"server": {"threads": 1}} for name in deployed.names})
     data = json.dumps({"path": str(deployed.model)})
     deployed.pyinfra(bare, "--data", f"model={data}").unchanged()
 
