@@ -1,0 +1,178 @@
+"""The wsllama command: exit codes, sentences, JSON; `ask` really asks, on this machine, a server that answers."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from wsllama import cli
+
+ROOT = Path(__file__).parents[2]
+WSLLAMA = str(Path(sys.executable).parent / "wsllama")
+GOOD = '"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}'
+
+
+def wsllama(*words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    p = subprocess.run([WSLLAMA, *map(str, words)], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert "Traceback" not in p.stderr, p.stderr
+    return p
+
+
+def inside(*words: str | Path) -> Result:
+    """The same in this process, for what connects to nothing."""
+    result = CliRunner().invoke(cli.app, [*map(str, words)], env={"COLUMNS": "500"})
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "good"
+    path.write_text(f'desks = [("desk-1", {{{GOOD}}}), ("desk-2", {{{GOOD}}})]\n')
+    return path
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    path = tmp_path / "bad"
+    path.write_text(f'desks = [("desk-1", {{{GOOD}, "port": 1}}), ("desk-2", {{{GOOD}, "server": {{"port": 0}}}})]\n')
+    return path
+
+
+BAD = [
+    "desk-1: unknown setting port: did you mean server.port?",
+    "desk-2: server.port = 0: Input should be greater than or equal to 1",
+]
+
+
+def test_check_finds_nothing_and_takes_little(good: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    p = wsllama("check", good)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (p.returncode, p.stdout) == (0, "2 hosts, nothing wrong: desk-1, desk-2\n")
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5, "CPU seconds"
+
+
+def test_check_of_one_host_in_json(good: Path) -> None:
+    p = inside("check", good, "--limit", "desk-2", "--json")
+    assert json.loads(p.stdout) == {"ok": True, "errors": [], "hosts": ["desk-2"]}
+
+
+def test_check_says_all_that_is_wrong(bad: Path) -> None:
+    p = inside("check", bad)
+    assert p.exit_code == 2
+    assert p.stderr.splitlines() == [f"refused: {sentence}" for sentence in BAD]
+    p = inside("check", bad, "--json")
+    assert p.exit_code == 2
+    assert json.loads(p.stdout) == {"ok": False, "errors": BAD}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "there is no inventory {path}: give a file that is there, or hosts with commas between them"),
+        ("desks = []\n", "the inventory {path} holds no host: give a file that lists some, or hosts with commas between them"),
+        ("desks = [\n", "the inventory {path} can't be read: SyntaxError: "),
+        ("import no_such_module\n", "the inventory {path} can't be read: ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_inventories_that_are_none(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "inventory"
+    if text is not None:
+        path.write_text(text)
+    p = inside("check", path)
+    assert p.exit_code == 2
+    assert p.stderr.startswith(f"refused: {said.format(path=path)}")
+    assert p.stderr.count("\n") == 1
+
+
+def test_a_limit_without_match(good: Path) -> None:
+    p = inside("check", good, "--limit", "nobody")
+    assert (p.exit_code, p.stderr) == (2, "refused: --limit nobody matches no host and no group of the inventory\n")
+
+
+def test_others_refuse_the_same_way(bad: Path) -> None:
+    p = wsllama("verify", bad)
+    assert p.returncode == 2
+    assert [line.removeprefix("refused: ") for line in p.stderr.splitlines()] == BAD
+
+
+@pytest.mark.parametrize("command", [("verify",), ("ask", "?")])
+def test_a_host_that_cannot_be_reached(tmp_path: Path, command: tuple[str, ...]) -> None:
+    ssh = '"ssh_hostname": "127.0.0.1", "ssh_port": 9, "ssh_user": "nobody"'
+    (tmp_path / "far").write_text(f'desks = [("desk-1", {{{GOOD}, {ssh}}})]\n')
+    p = wsllama(command[0], tmp_path / "far", *command[1:])
+    assert p.returncode == 4
+    assert "desk-1" in p.stderr
+    assert "127.0.0.1" in p.stderr
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[int, list[Any]]]:
+    """Port of a server that answers as llama-server does, and what it was asked."""
+    asked: list[Any] = []
+    answer = json.loads((ROOT / "tests/data/response/answer-thinking-off.json").read_text())
+    answer["choices"][0]["message"].update(content="\nREADY\n", reasoning_content="One word.\n")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            data = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=lambda: http.serve_forever(0.02))
+    thread.start()
+    yield http.server_port, asked
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def here(tmp_path: Path, port: int) -> Path:
+    path = tmp_path / "here"
+    path.write_text(f'here = [("@local", {{{GOOD}, "server": {{"port": {port}}}}})]\n')
+    return path
+
+
+def test_ask(tmp_path: Path, server: tuple[int, list[Any]]) -> None:
+    port, asked = server
+    p = wsllama("ask", here(tmp_path, port), "Are you ready?", "--max-tokens", "9")
+    assert (p.returncode, p.stdout) == (0, "@local (thinks): One word.\n@local: READY\n")
+    assert asked[0]["messages"] == [{"role": "user", "content": "Are you ready?"}]
+    assert (asked[0]["max_tokens"], asked[0]["chat_template_kwargs"]) == (9, {"enable_thinking": True})
+
+    p = wsllama("ask", here(tmp_path, port), "?", "--no-thinking", "--json")
+    found = json.loads(p.stdout)
+    assert found["replies"]["@local"]["content"] == "\nREADY\n"
+    assert (found["failed"], found["unreachable"]) == ({}, {})
+    assert asked[1]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_ask_gets_no_answer(tmp_path: Path) -> None:
+    p = wsllama("ask", here(tmp_path, 9), "?")
+    assert p.returncode == 1
+    assert p.stderr.startswith("@local: a chat request got status 0")
+
+
+@pytest.mark.parametrize("command", ["check", "verify", "ask"])
+def test_help_says_what_the_exit_codes_mean(command: str) -> None:
+    text = " ".join(inside(command, "--help").stdout.split())
+    assert f"wsllama {command} inventory" in text
+    assert "Exit codes: 0 " in text
