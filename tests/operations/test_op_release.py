@@ -28,6 +28,7 @@ MACHINE = {
     "python": "3.11.2",
 }
 BUILDS, MODELS, ROOT, UNIT = "/opt/wsllama/builds", "/var/lib/wsllama/models", "/opt/wsllama", "llama-server.service"
+CURRENT = f"{ROOT}/current"
 ORIGINAL = {"path": "/srv/a.gguf", "size": 100, "mtime_ns": 5, "inode": 7}
 STAMP = {"sha256": "ab" * 32, "size": 100, "mtime_ns": 6, "inode": 8, "intact": True, "source": {"on": "host", **ORIGINAL}}
 COMMIT = "0c1e57098bba43ac29e6e3b677cdceebdd22334f"
@@ -292,7 +293,12 @@ KEY, STARTED = "/etc/wsllama/api-key", "/var/lib/wsllama/llama-server.service.st
 
 def serving(**more: Any) -> dict[str, Any]:
     now = with_release(host())
-    now.update(files={KEY: {"sha256": "11"}}, units={UNIT: LOADED}, stamps={STARTED: None}, **more)
+    now.update(
+        files={KEY: {"sha256": "11", "mtime_ns": 1}, CURRENT: {"mtime_ns": 1}},
+        units={UNIT: LOADED},
+        stamps={STARTED: None},
+        **more,
+    )
     return now
 
 
@@ -318,12 +324,18 @@ def test_service_that_was_stopped_is_started(converge: Converge) -> None:
     assert converge(server.service, [KEY], seen=now).commands == ["python3 -I -S - # release start"]
 
 
-@pytest.mark.parametrize("what", ["key", "model in place", "build in place", "release"])
+@pytest.mark.parametrize(
+    "what", ["key", "file in place", "link to the release, and back", "model in place", "build in place", "release"]
+)
 def test_service_is_started_again_when_what_it_runs_with_changed(converge: Converge, what: str) -> None:
     now = serving()
     before = digest_of(converge, now)
     if what == "key":
-        now["files"] = {KEY: {"sha256": "22"}}
+        now["files"][KEY] = {"sha256": "22", "mtime_ns": 1}
+    elif what == "file in place":
+        now["files"][KEY] = {"sha256": "11", "mtime_ns": 2}
+    elif what == "link to the release, and back":
+        now["files"][CURRENT] = {"mtime_ns": 2}
     elif what == "model in place":
         now["models"] = {MODELS: {"ab/a.gguf": {**STAMP, "inode": 9}}}
     elif what == "build in place":
@@ -337,7 +349,7 @@ def test_service_is_started_again_when_what_it_runs_with_changed(converge: Conve
 def test_service_waits_for_what_is_missing(converge: Converge, what: str) -> None:
     now = serving()
     if what == "key":
-        now["files"] = {KEY: None}
+        now["files"][KEY] = None
     elif what == "release":
         now["releases"][ROOT]["current"] = None
     else:

@@ -91,25 +91,26 @@ def release(now: Any, looks: Any, wanted: Any) -> Iterator[Any]:
 
 
 def _started_with(now: Any, inputs: list[str]) -> str | None:
-    """What the service would be started with; None while something of it is missing. A build or a model that was repaired in
-    place counts as another one: the server still has the old file open."""
+    """What the service would be started with; None while something of it is missing. What was repaired in place counts as
+    another one: the server still has the old build or model open, or somebody restarted it with the unit or link as it was."""
     there = now["releases"][layout.ROOT]
     current = there["numbers"].get(there["current"] or "")
-    sums = {p: (now["files"][p] or {}).get("sha256") for p in inputs}
-    if current is None or None in sums.values():
+    read = {p: now["files"][p] for p in (*inputs, layout.CURRENT)}
+    if current is None or None in read.values():
         return None
+    made = {p: [f.get("sha256"), f["mtime_ns"]] for p, f in read.items()}
     model = now["models"][layout.MODELS].get(current["model"]["file"])
     build = now["builds"][layout.BUILDS].get(current["build"])
     if not model or not build:
         return None
-    whole = [current["digest"], sums, model["inode"], model["mtime_ns"], build["made"]]
+    whole = [current["digest"], made, model["inode"], model["mtime_ns"], build["made"]]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 @resource(
     lambda inputs: {
         "units": {layout.UNIT: None},
-        "files": dict.fromkeys(inputs),
+        "files": dict.fromkeys([*inputs, layout.CURRENT]),
         "stamps": {layout.STARTED_WITH: None},
         "releases": {layout.ROOT: None},
         "models": {layout.MODELS: None},
