@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 from lab import Lab
 from lab.lab import Host
+from wsllama import sources
 from wsllama.settings import merge
 
 ROOT = Path(__file__).parents[2]
@@ -96,18 +98,27 @@ class Deployed:
     + lab, model: the hosts; the GGUF on this machine (it thinks, then answers READY)
     + base: settings that both were converged with, as an inventory gives them
     + first: the run that did it
+    + cache: this user's cache as runs see it: builds are of this session only, sources are those that were fetched before
     """
 
     first: Run
 
     def __init__(self, lab: Lab, folder: Path, model: Path) -> None:
-        self.lab, self.folder, self.model = lab, folder, model
+        self.lab, self.folder, self.model, self.cache = lab, folder, model, folder / "cache"
+        sources.default_cache().mkdir(parents=True, exist_ok=True)
+        (self.cache / "wsllama").mkdir(parents=True)
+        (self.cache / "wsllama/sources").symlink_to(sources.default_cache())
         # One thread: several wait for each other by spinning, which takes minutes for a reply where cores are few and busy.
         self.base: dict[str, Any] = {"platform": "linux", "model": {"path": str(model)}, "server": {"threads": 1}}
 
     @property
     def names(self) -> list[str]:
         return [host.name for host in self.lab.hosts]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a run."""
+        return {**os.environ, "XDG_CACHE_HOME": str(self.cache)}
 
     def inventory(self, data: Data | None = None, hosts: Iterable[Host] | None = None, name: str = "inventory") -> Path:
         """Write an inventory: base, with this data of hosts over it key by key; of these hosts only, if given."""
@@ -136,7 +147,14 @@ class Deployed:
             words = [sys.executable, "-c", COUNTING, str(counts), *words[1:]]
         began = time.monotonic()
         p = subprocess.run(
-            words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=timeout
+            words,
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
         )
         seen = json.loads(counts.read_text()) if counted else {}
         named = {h.name: seen.get(h.address, []) for h in self.lab.hosts} if counted else {}
