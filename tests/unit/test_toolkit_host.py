@@ -84,7 +84,7 @@ def test_a_whole_one_is_left_alone(host: Host) -> None:
     assert root.stat().st_ino == before
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "record", "link", "more"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "record", "link", "more", "others"])
 def test_a_damaged_one_is_made_again(host: Host, damage: str) -> None:
     root = Path(host.make()["root"])
     if damage == "cut":
@@ -95,6 +95,9 @@ def test_a_damaged_one_is_made_again(host: Host, damage: str) -> None:
         (root / "toolkit.json").write_text('{"release": ')
     elif damage == "link":
         (root / "lib" / "libcudart.so").unlink()
+    elif damage == "others":
+        text = (root / "toolkit.json").read_text()
+        (root / "toolkit.json").write_text(text.replace(host.pin.packages["nvidia-nvvm"].sha256, "0" * 64))
     else:
         (root / "lib" / "libother.so").touch()
     assert host.make()["changed"] is True
@@ -135,7 +138,8 @@ def test_what_is_no_wheel_is_refused(host: Host) -> None:
     ("nvcc", "said"),
     [
         (NVCC.replace("13.0", "13.2"), "does not name release 13.0 (status 0): Cuda compilation tools, release 13.2"),
-        ("#!/bin/sh\necho broken\nexit 3\n", "does not name release 13.0 (status 3): broken"),
+        (NVCC + "exit 3\n", "does not name release 13.0 (status 3): Cuda compilation tools, release 13.0"),
+        ("#!/bin/sh\necho broken\n", "does not name release 13.0 (status 0): broken"),
     ],
 )
 def test_a_compiler_that_does_not_name_the_release_is_refused(host: Host, nvcc: str, said: str) -> None:
