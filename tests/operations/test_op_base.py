@@ -26,7 +26,7 @@ HELLO = [File("/x", "hello\n")]
 @pytest.mark.parametrize(
     ("stderr", "said"),
     [
-        ("sudo: a password is required", "sudo asks for a password here: run `sudo -v` in this terminal first"),
+        ("sudo: a password is required", "sudo asks for a password here, and there is no terminal to ask for it"),
         ("sudo: a terminal is required to read the password; either use ...", "sudo asks for a password here"),
         ("me is not in the sudoers file.", "this user may not use sudo here: log in as root or as a user with sudo rights"),
         ("Sorry, user me is not allowed to execute '/bin/sh' as root on desk-1.", "may not use sudo here"),

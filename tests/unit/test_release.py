@@ -139,12 +139,15 @@ def test_words_that_the_program_refuses(host: Host) -> None:
     assert host.leftovers() == []
 
 
-def test_a_broken_release_of_the_same_number_gives_way(host: Host) -> None:
+def test_a_number_that_another_run_took_meanwhile(host: Host) -> None:
     done(host.make(1))
-    (host.root / "releases/1/args").write_text("edited")
-    assert host.seen["numbers"] == {}
+    created = (host.root / "releases/1/release.json").read_text()
     done(host.make(1))
-    assert host.seen["numbers"].keys() == {"1"}
+    assert (host.root / "releases/1/release.json").read_text() == created, "the same release: nothing to do"
+    p = host.run("make", **{**host.release(1), "digest": "other"})
+    assert p.returncode == 1
+    assert p.stderr.startswith("release 1 was made by another run meanwhile, with other settings; run again")
+    assert (host.root / "releases/1/release.json").read_text() == created
 
 
 @pytest.mark.parametrize("action", ["make", "switch"])
@@ -199,8 +202,18 @@ def test_a_start_that_fails_leaves_no_stamp(host: Host) -> None:
     assert not host.stamp.exists(), "the next run starts it again"
 
 
+def test_what_runs_already_is_not_started_again(host: Host) -> None:
+    host.stamp.write_text("abc\n")
+    done(host.run("start", digest="abc"))
+    assert [words for words in host.asked if words.startswith("restart")] == []
+    host.fails("is-active")
+    done(host.run("start", digest="abc"))
+    assert host.asked[-1] == "restart llama-server.service"
+
+
 def test_accepted_is_recorded_and_enabled(host: Host) -> None:
     done(host.make(1))
+    done(host.run("switch", number=1))
     done(host.run("accept", number=1, baseline={"version": "1"}))
     assert os.readlink(host.root / "last-good") == "releases/1"
     assert json.loads((host.root / "releases/1/baseline.json").read_text()) == {"version": "1"}
@@ -210,18 +223,54 @@ def test_accepted_is_recorded_and_enabled(host: Host) -> None:
     assert json.loads((host.root / "releases/1/baseline.json").read_text()) == {"version": "1"}, "the first record stays"
 
 
-def test_back_to_the_last_good(host: Host) -> None:
+def test_what_is_no_longer_current_is_not_accepted(host: Host) -> None:
     for number in (1, 2):
         done(host.make(number))
-    done(host.run("accept", number=1, baseline={}))
-    done(host.run("switch", number=2))
+        done(host.run("switch", number=number))
+    p = host.run("accept", number=1, baseline={})
+    assert p.returncode == 1
+    assert p.stderr.startswith("release 1 gave way to release 2 of another run while it was asked; run again")
+    assert not (host.root / "last-good").exists()
+
+
+def test_enabling_that_fails_is_one_sentence(host: Host) -> None:
+    done(host.make(1))
+    done(host.run("switch", number=1))
+    host.fails("enable")
+    p = host.run("accept", number=1, baseline={})
+    assert p.returncode == 1
+    assert p.stderr == "llama-server.service can't be enabled at boot: Job for it failed. See journalctl.\n"
+
+
+def accepted_then(host: Host) -> None:
+    """Release 1 was accepted; 2 is current."""
+    for number in (1, 2):
+        done(host.make(number))
+        done(host.run("switch", number=number))
+        if number == 1:
+            done(host.run("accept", number=1, baseline={}))
     host.stamp.write_text("x")
+
+
+def test_back_to_the_last_good(host: Host) -> None:
+    accepted_then(host)
     p = host.run("back", number=2)
     done(p)
     assert json.loads(p.stdout) == {"serves": "1"}
     assert host.seen["current"] == "1"
     assert host.asked[-1] == "restart llama-server.service"
     assert not host.stamp.exists(), "the next run starts what is wanted again"
+
+
+def test_what_another_run_switched_to_stays(host: Host) -> None:
+    accepted_then(host)
+    done(host.make(3))
+    done(host.run("switch", number=3))
+    p = host.run("back", number=2)
+    assert json.loads(p.stdout) == {"serves": "3"}
+    assert host.seen["current"] == "3"
+    assert host.stamp.read_text() == "x"
+    assert [words for words in host.asked if words.startswith(("restart", "stop"))] == []
 
 
 def test_back_without_anything_good_stops(host: Host) -> None:
