@@ -111,6 +111,8 @@ def test_a_touched_source_is_compared_and_not_copied(source: Path, tmp_path: Pat
     os.utime(source)
     assert install(source, root)["changed"] is False
     assert file.stat().st_ino == inode
+    stamp = json.loads(file.with_name(f"{file.name}.stamp").read_text())
+    assert stamp["source"]["mtime_ns"] == source.stat().st_mtime_ns  # so that the next run knows it, and doesn't read it
     tiny_model.write(source, layers=4, seed=2)
     assert install(source, root)["changed"] is True
     assert len(seen_in(root)) == 2

@@ -122,4 +122,8 @@ def main(argument: dict[str, Any]) -> None:
         if stamp and stamp["source"] == source:  # the very file that was copied, and not touched since
             receive.tell(**result(stamp, stamp["file"], False))
         else:
-            receive.tell(**receive.from_path(job, path, there, put))
+            found = receive.from_path(job, path, there, put)
+            if stamp and not found["changed"] and not job["sha256"]:  # read, and the same: the next run needn't read it again
+                fields = {key: value for key, value in stamp.items() if key not in ("file", "valid")} | {"source": source}
+                write_text(f"{stamp['file']}.stamp", json.dumps(fields, indent=1, sort_keys=True) + "\n")
+            receive.tell(**found)
