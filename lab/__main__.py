@@ -69,7 +69,8 @@ def _count(text: str) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    lab = Lab(options.count, options.suite, name=options.name).open()
+    ccache = {base.cache_dir() / "ccache": "/var/cache/wsllama/ccache"}  # a deploy finds what earlier labs compiled
+    lab = Lab(options.count, options.suite, name=options.name, binds=ccache).open()
     try:
         inventory = lab.inventory(lab.record.folder / "inventory.py")
         lab.keep()

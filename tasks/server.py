@@ -1,5 +1,7 @@
 """The service: key, unit, release, running."""
 
+from functools import partial
+
 from pyinfra import host
 from pyinfra.api import deploy
 
@@ -27,6 +29,7 @@ def apply() -> None:
     if settings.server.api_key:
         read_at_start += [layout.API_KEY]
         server.secret(layout.API_KEY, layout.USER, name="API key")
-    server.release(looks(settings), lambda now: wanted(now, settings), name="release")
+    looked_at, release = looks(settings), partial(wanted, settings=settings)
+    server.release(looked_at, release, name="release")
     server.unit(File(layout.UNIT_FILE, unit), name="unit")
-    server.service(read_at_start, name="service")
+    server.service(read_at_start, looked_at, release, name="service")

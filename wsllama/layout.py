@@ -15,5 +15,5 @@ APT_CONF = "/etc/apt/apt.conf.d/80wsllama"
 USER = "llama"
 UNIT = "llama-server.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
-# What the service was started with; see operations/service.py.
+# What the service was started with; see operations/server.py.
 STARTED_WITH = f"{STATE}/{UNIT}.started-with"

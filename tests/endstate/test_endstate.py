@@ -29,7 +29,8 @@ def release(host: Any) -> dict[str, Any]:
 def arguments(host: Any) -> list[str]:
     """What the running server was started with, from the kernel."""
     pid = host.check_output("systemctl show --value -p MainPID llama-server.service")
-    return host.check_output(f"tr '\\0' '\\n' </proc/{pid}/cmdline").split("\n")
+    words: str = host.check_output(f"tr '\\0' '\\n' </proc/{pid}/cmdline")
+    return words.split("\n")
 
 
 def curl(host: Any, settings: Any, path: str, body: Any = None) -> Any:

@@ -108,7 +108,8 @@ def _started_with(now: Any, inputs: list[str]) -> str | None:
 
 
 @resource(
-    lambda inputs: {
+    lambda inputs, looks, wanted: {
+        **looks,
         "units": {layout.UNIT: None},
         "files": dict.fromkeys([*inputs, layout.CURRENT]),
         "stamps": {layout.STARTED_WITH: None},
@@ -117,11 +118,14 @@ def _started_with(now: Any, inputs: list[str]) -> str | None:
         "builds": {layout.BUILDS: None},
     }
 )
-def service(now: Any, inputs: list[str]) -> Iterator[Any]:
+def service(now: Any, inputs: list[str], looks: Any, wanted: Any) -> Iterator[Any]:
     """Running, and started with the current release and these files as they are now; otherwise it is started again.
 
     + inputs: files beside the release that the service reads when it starts
+    + looks, wanted: as for `release`: before that ran, a look ahead must count what it will switch to
     """
+    if not state.is_executing and str(number_of(now, wanted(now).digest)) != now["releases"][layout.ROOT]["current"]:
+        raise Later("another release is to be served")
     digest = _started_with(now, inputs)
     if digest is None:
         raise Later("the release or a file of the service is not there yet")
