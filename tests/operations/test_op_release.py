@@ -288,6 +288,10 @@ def test_unit_differs(converge: Converge, there: Any, unit: Any, commands: list[
     assert got.commands == commands
 
 
+def no_look_ahead(now: Any) -> Any:
+    raise AssertionError("only a look ahead asks for the release that will be served")
+
+
 KEY, STARTED = "/etc/wsllama/api-key", "/var/lib/wsllama/llama-server.service.started-with"
 
 
@@ -303,7 +307,7 @@ def serving(**more: Any) -> dict[str, Any]:
 
 
 def digest_of(converge: Converge, now: dict[str, Any]) -> str:
-    got = converge(server.service, [KEY], seen=now)
+    got = converge(server.service, [KEY], {}, no_look_ahead, seen=now)
     assert got.commands == ["python3 -I -S - # release start"], "never started by us, so it is started"
     (argument,) = got.sent
     assert (argument["action"], argument["unit"], argument["stamp"]) == ("start", UNIT, STARTED)
@@ -313,7 +317,7 @@ def digest_of(converge: Converge, now: dict[str, Any]) -> str:
 def test_service_holds_once_it_was_started(converge: Converge) -> None:
     now = serving()
     now["stamps"] = {STARTED: digest_of(converge, now)}
-    got = converge(server.service, [KEY], seen=now)
+    got = converge(server.service, [KEY], {}, no_look_ahead, seen=now)
     assert (got.commands, got.probes, got.changed) == ([], 1, False)
 
 
@@ -321,7 +325,7 @@ def test_service_that_was_stopped_is_started(converge: Converge) -> None:
     now = serving()
     now["stamps"] = {STARTED: digest_of(converge, now)}
     now["units"] = {UNIT: {**LOADED, "ActiveState": "inactive"}}
-    assert converge(server.service, [KEY], seen=now).commands == ["python3 -I -S - # release start"]
+    assert converge(server.service, [KEY], {}, no_look_ahead, seen=now).commands == ["python3 -I -S - # release start"]
 
 
 @pytest.mark.parametrize(
@@ -354,7 +358,7 @@ def test_service_waits_for_what_is_missing(converge: Converge, what: str) -> Non
         now["releases"][ROOT]["current"] = None
     else:
         now["models"] = {MODELS: {}}
-    got = converge(server.service, [KEY], seen=now)
+    got = converge(server.service, [KEY], {}, no_look_ahead, seen=now)
     assert got.failed
     assert got.commands == []
 
