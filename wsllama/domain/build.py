@@ -159,7 +159,7 @@ def packages(distro: str, release: str) -> Packages:
         known = ", ".join(f"{d.capitalize()} {r}" for d, r in _RELEASES)
         raise ValueError(f"{distro} {release} is not supported for building llama.cpp; use one of {known}")
     openssl, gcc = _RELEASES[distro, release]
-    run = ("ca-certificates", "libgcc-s1", "libgomp1", openssl, "libstdc++6")
+    run = ("ca-certificates", "curl", "libgcc-s1", "libgomp1", openssl, "libstdc++6")
     return Packages(_BUILD_PACKAGES, run, (*_TOOLCHAIN, f"g++-{gcc}", f"gcc-{gcc}"))
 
 
