@@ -216,3 +216,13 @@ def test_a_cuda_build_asks_for_more_disk(host: CudaHost, monkeypatch: pytest.Mon
 def test_the_environment_has_no_path_of_windows(host: CudaHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"/mnt/c/Windows/System32:{os.environ['PATH']}")
     assert program.environment_of(host.argument, "/w")["PATH"] == "/usr/local/bin:/usr/bin:/bin"
+
+
+def test_a_library_that_would_be_missing_is_refused(host: CudaHost) -> None:
+    """On a builder whose toolkit has more than the build takes along."""
+    host.library("nccl", "int nccl(void) { return 1; }")
+    more = 'target_link_libraries(ggml-cuda PRIVATE "${CUDAToolkit_ROOT}/lib64/libnccl.so")\n'
+    cuda = "int cublas(void);\nint nccl(void);\nint cuda(void) { return cublas() + nccl(); }\n"
+    assert "needs libnccl.so.13, which is not found" in host.refuse(
+        source=host.with_(CMakeLists_txt=CMAKE + CUDA + more, cuda_c=cuda)
+    )
