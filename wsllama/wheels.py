@@ -18,10 +18,19 @@ from typing import Any
 
 from wsllama import digest, index
 from wsllama.index import SourceError
-from wsllama.lock import CudaWheels, Wheel
+from wsllama.lock import Cuda, CudaWheels, Wheel
 
 # Named, so that any controller gets the files for hosts; pip takes the older manylinux of the second for granted.
 _PLATFORMS = ("manylinux_2_27_x86_64", "manylinux2014_x86_64")
+
+
+def pinned(cuda: Cuda, release: str) -> CudaWheels:
+    """The wheels of a release, like "13.0", in the lock's `cuda`. Raises SourceError for one that isn't there."""
+    if release not in cuda.wheels:
+        known = " and ".join(sorted(cuda.wheels))
+        there = f"wsllama.lock has the wheels of CUDA {known}, and not of {release}"
+        raise SourceError(f"{there}; set cuda.version to one of them or cuda.provider to apt")
+    return cuda.wheels[release]
 
 
 def toolkit_name(release: str, pin: CudaWheels) -> str:

@@ -11,7 +11,8 @@ from wsllama import lock, wheels
 from wsllama.index import SourceError
 from wsllama.lock import CudaWheels
 
-LOCKED = lock.load(Path(__file__).parents[2] / "wsllama.lock").cuda.wheels
+CUDA = lock.load(Path(__file__).parents[2] / "wsllama.lock").cuda
+LOCKED = CUDA.wheels
 
 
 @pytest.fixture
@@ -73,6 +74,12 @@ def test_without_a_network_one_sentence_says_so(made: CudaWheels, tmp_path: Path
     (tmp_path / "file").touch()
     with pytest.raises(SourceError, match="cannot keep the wheels in"):
         wheels.fetch(made, cache=tmp_path / "file", environment=NOWHERE)
+
+
+def test_a_release_without_wheels_is_refused_with_those_that_have_some() -> None:
+    assert wheels.pinned(CUDA, "13.0") is LOCKED["13.0"]
+    with pytest.raises(SourceError, match=r"of CUDA 13\.0 and 13\.3, and not of 13\.4; set cuda\.version to one of them"):
+        wheels.pinned(CUDA, "13.4")
 
 
 def test_the_name_of_a_toolkit_stands_for_its_wheels() -> None:
