@@ -3,6 +3,7 @@
 `models`, `builds` and `releases` judge by cheap looks (stat against a record that was made when the bytes were verified).
 """
 
+import glob
 import grp
 import hashlib
 import json
@@ -92,14 +93,17 @@ def originals(paths: Iterable[str]) -> Facet:
 def packages(names: Iterable[str]) -> Facet:
     """Version of each installed package, from dpkg's own table: starting dpkg-query costs more than reading it."""
     out: Facet = dict.fromkeys(names)
+    out.update((name, version) for name, version in _installed() if name in out)
+    return out
+
+
+def _installed() -> Iterator[tuple[str, str]]:
     with open("/var/lib/dpkg/status", "rb") as f:
         status = f.read()
     for package in status.split(b"\n\n"):
         fields = dict(re.findall(rb"^(Package|Status|Version): (.*)$", package, re.M))
-        name = fields.get(b"Package", b"").decode()
-        if name in out and fields.get(b"Status", b"").endswith(b" installed"):
-            out[name] = fields[b"Version"].decode()
-    return out
+        if fields.get(b"Status", b"").endswith(b" installed"):
+            yield fields[b"Package"].decode(), fields[b"Version"].decode()
 
 
 def users(names: Iterable[str]) -> Facet:
@@ -269,6 +273,81 @@ def releases(roots: Iterable[str]) -> Facet:
                 target = ""
             out[root][link] = target[len("releases/") :] if target.startswith("releases/") else None
     return out
+
+
+def toolkits(roots: Iterable[str]) -> Facet:
+    """Folder -> the CUDA toolkit in it, for each folder below a root that has a compiler; links to others aren't followed."""
+    out: Facet = {}
+    for root in roots:
+        folders = [os.path.join(root, name) for name in _folders(root, "bin/nvcc")]
+        out[root] = {folder: _toolkit(folder) for folder in folders if not os.path.islink(folder)}
+    return out
+
+
+def _toolkit(folder: str) -> dict[str, Any]:
+    """release and version of its nvcc, None when it says neither; libraries by the names that tell their versions."""
+    nvcc, lib = os.path.join(folder, "bin", "nvcc"), os.path.join(folder, "lib64")
+    ours, theirs = _json(os.path.join(folder, "toolkit.json")), _json(os.path.join(folder, "version.json"))
+    try:
+        version = ours["version"] if ours else theirs["cuda_nvcc"]["version"]
+    except (KeyError, TypeError):
+        _, said = _said([nvcc, "--version"], 20)
+        found = re.search(r"release [\d.]+, V([\d.]+)", said)
+        version = found[1] if found else ""
+    release = re.match(r"V?((\d+\.\d+)\.[\d.]+)$", str(version))
+    names = ("libcublas", "libcublasLt", "libcudart")
+    libraries = {os.path.basename(os.path.realpath(os.path.join(lib, f"{name}.so"))) for name in names}
+    parts = ["include/cuda_runtime.h", "include/cublas_v2.h", *(f"lib64/{name}.so" for name in names)]
+    return {
+        "release": release[2] if release else None,
+        "version": release[1] if release else None,
+        "libraries": sorted(libraries),
+        "whole": os.access(nvcc, os.X_OK) and all(os.path.exists(os.path.join(folder, part)) for part in parts),
+        "stub": os.path.exists(os.path.join(lib, "stubs", "libcuda.so")),
+    }
+
+
+def _said(command: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Status and output, both streams, of a program that may hang or be anything."""
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+    streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        p = subprocess.run(command, env=environment, timeout=limit_s, **streams)
+    except subprocess.TimeoutExpired:
+        return 124, f"{command[0]} said nothing for {limit_s} s"
+    except OSError as e:
+        return 127, f"{command[0]}: {e.strerror}"
+    return p.returncode, p.stdout.decode("utf-8", "replace")
+
+
+def gpu(paths: Iterable[str]) -> Facet:
+    """What nvidia-smi at a path says, and how it ended; None where there is none."""
+    out: Facet = dict.fromkeys(paths)
+    query = "--query-gpu=name,memory.total,memory.used,utilization.gpu,compute_cap,driver_version"
+    for path in out:
+        if os.path.exists(path):
+            command = [path, query, "--format=csv"]
+            returncode, text = _said(command, 30)
+            out[path] = {"command": " ".join(command), "returncode": returncode, "text": text}
+    return out
+
+
+def guest(keys: Iterable[str]) -> Facet:
+    """What may stand between programs and the GPU of a WSL machine."""
+    configured = ["/etc/ld.so.conf", *sorted(glob.glob("/etc/ld.so.conf.d/*.conf"))]
+    cached = _said(["ldconfig", "-p"], 30)[1]
+    libraries = [line for line in cached.splitlines() if re.search(r"libcuda\.so|libnvidia-ml\.so|/stubs/", line)]
+    enabled = re.search(r"^\s*\[gpu\][^\[]*?^\s*enabled\s*=\s*(true|false)\b", _text("/etc/wsl.conf"), re.M | re.I)
+    theirs = re.compile(r"(lib)?nvidia-|libcuda|cuda-drivers|libnv(cuvid|optix)|xserver-xorg-video-nvidia|linux-.*-nvidia-")
+    found = {
+        "packages": [name for name, _ in _installed() if theirs.match(name)],
+        "ldconfig": "\n".join(libraries),
+        "real_paths": {path: os.path.realpath(path) for path in re.findall(r"=> (\S+)", "\n".join(libraries))},
+        "ld_so_conf": {path: _text(path) for path in configured},
+        "dxg": os.path.exists("/dev/dxg"),
+        "gpu_enabled": enabled[1].lower() == "true" if enabled else None,
+    }
+    return {key: found[key] for key in keys}
 
 
 def _whole(folder: str, record: Mapping[str, Any]) -> bool:
