@@ -39,7 +39,7 @@ def curl(host: Any, settings: Any, path: str, body: Any = None) -> Any:
     key = "/etc/wsllama/api-key" if settings.server.api_key else ""
     script = (
         "import json,sys,urllib.request as u\n"
-        f"h={{'Content-Type':'application/json'}}\n"
+        "h={'Content-Type':'application/json'}\n"
         + (f"h['Authorization']='Bearer '+open({key!r}).read().strip()\n" if key else "")
         + f"d={json.dumps(body)!r}\n"
         + f"r=u.build_opener(u.ProxyHandler({{}})).open(u.Request({url!r},None if d=='null' else d.encode(),h),timeout=600)\n"

@@ -1,4 +1,4 @@
-"""Quoting of values for systemd. That systemd itself reads them back as they were is asserted in tests/lab/test_unit_on_systemd.py."""
+"""Quoting of values for systemd. That systemd reads them back as they were: tests/lab/test_unit_on_systemd.py."""
 
 from __future__ import annotations
 
