@@ -121,7 +121,7 @@ def test_what_is_not_whole_is_replaced(machine: Machine, tmp_path: Path) -> None
     folder = make(machine.builds)
     kept, before = artifacts.keep(ID, machine.fetch), tree(folder)
     os.truncate(folder / "bin" / "llama-server", 10)
-    (machine.builds / f".partial-{ID}").mkdir()
+    shutil.copytree(folder, machine.builds / f".partial-{ID}", symlinks=True)  # of a run that was killed
     assert machine.send(kept.path)["changed"]
     assert tree(folder) == before
     assert machine.left() == [ID]
