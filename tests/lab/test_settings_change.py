@@ -45,6 +45,7 @@ class World:
         if not path.exists():
             path.mkdir()
             sources.true_pin_repository(self.pin, path)
+            self.other_commit()
         return path
 
     def repository_on(self, host: Host) -> str:
@@ -290,7 +291,7 @@ SAMPLES = [
     Sample("llama_cpp.backend", lambda w, h: {"llama_cpp": {"backend": "cpu"}}, nothing),
     Sample("llama_cpp.git_url", lambda w, h: {"llama_cpp": git(w, h)}, built_from("git"), no_build),
     Sample("llama_cpp.source", lambda w, h: {"llama_cpp": {"source": "git"}}, nothing),
-    Sample("llama_cpp.archive", lambda w, h: archive(w, 1), built_from("archive"), no_build),
+    Sample("llama_cpp.archive", lambda w, h: archive(w, 1), built_from("tar"), no_build),
     Sample("llama_cpp.archive_sha256", lambda w, h: archive(w, 2), nothing),
     Sample("llama_cpp.commit", lambda w, h: {"llama_cpp": {**git(w, h), "commit": w.other_commit()}}, names_commit),
     Sample("llama_cpp.time_limit_minutes", lambda w, h: {"llama_cpp": {"time_limit_minutes": 60}}, nothing),
