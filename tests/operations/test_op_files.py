@@ -98,7 +98,7 @@ def test_user_is_made(converge: Converge) -> None:
 def packages(**more: str | None) -> dict[str, Any]:
     names = (
         "build-essential ccache cmake curl git libssl-dev ninja-build pkg-config"
-    names += " ca-certificates libgcc-s1 libgomp1 libssl3 libstdc++6"
+        " ca-certificates libgcc-s1 libgomp1 libssl3 libstdc++6"
     )
     return {"packages": {**dict.fromkeys(build.every_package()), **dict.fromkeys(names.split(), "1"), **more}}
 
