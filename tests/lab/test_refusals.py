@@ -154,7 +154,7 @@ def test_check_of_good_hosts(nowhere: Nowhere) -> None:
     ("inventory", "options", "sentence"),
     [
         ("empty", ["-y"], "the inventory empty holds no host: give a file that lists some"),
-        ("nosuch", ["-y"], "the inventory nosuch holds no host: give a file that lists some"),
+        ("nosuch", ["-y"], "there is no inventory nosuch: give a file that is there, or hosts with commas between them"),
         ("unclosed", ["-y"], "the inventory unclosed can't be read: SyntaxError: '[' was never closed (unclosed, line 1)"),
         ("folder", ["-y"], "the inventory folder can't be read: IsADirectoryError"),
         ("good", ["-y", "--limit", "nosuch"], "--limit nosuch matches no host and no group of the inventory"),
@@ -369,6 +369,22 @@ def test_model_that_thinks_without_end(deployed: Deployed, tmp_path: Path) -> No
     loop = {"model": {"path": str(tiny_model.write(tmp_path / "loop.gguf", "loop"))}}
     words = "with thinking on there was no answer", "thinking used up all 256 tokens; give acceptance.thinking_tokens a limit"
     not_accepted(deployed, {**loop, "acceptance": {"thinking_tokens": -1}}, *words)
+    host = deployed.lab.hosts[0]
+    deployed.run({host.name: {**loop, "acceptance": {"thinking_tokens": 32}}}, hosts=[host]).green()
+    words_now = arguments_of(host)
+    assert words_now[words_now.index("--model") + 1].endswith("/loop.gguf")
+
+
+def test_model_that_says_nothing_sensible(deployed: Deployed, tmp_path: Path) -> None:
+    """Random weights answer something or nothing; either the release counts, or the one before serves."""
+    host = deployed.lab.hosts[0]
+    good = os.readlink(host.root / "opt/wsllama/last-good")
+    model = {"path": str(tiny_model.write(tmp_path / "random.gguf", "random"))}
+    run = deployed.run({host.name: {"model": model}, deployed.names[1]: {}})
+    assert "Traceback" not in run.stderr
+    assert (run.returncode, "is not accepted: " in said(run, host.name)) in ((0, False), (1, True))
+    assert os.readlink(host.root / "opt/wsllama/last-good") == current(host)
+    assert (current(host) == good) == (run.returncode == 1)
 
 
 # Hosts that fail alone
