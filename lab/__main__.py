@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import time
+from pathlib import Path
 
 from lab import base, registry
 from lab.lab import Host, Lab, dump
@@ -69,7 +70,9 @@ def _count(text: str) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     started = time.monotonic()
-    ccache = {base.cache_dir() / "ccache": "/var/cache/wsllama/ccache"}  # a deploy finds what earlier labs compiled
+    ccache: dict[str | Path, str | Path] = {
+        base.cache_dir() / "ccache": "/var/cache/wsllama/ccache"
+    }  # a deploy finds what earlier labs compiled
     lab = Lab(options.count, options.suite, name=options.name, binds=ccache).open()
     try:
         inventory = lab.inventory(lab.record.folder / "inventory.py")
