@@ -5,6 +5,7 @@ every later `apt-get update` of the machine. What may not be installed is told a
 """
 
 import fcntl
+import fnmatch
 import json
 import os
 import re
@@ -38,8 +39,8 @@ def main(argument: dict[str, Any]) -> None:
     """Install `packages` unless they are there; the last line is {"changed", "versions": package -> version}.
 
     argument: packages (name -> exact version, or null for the newest); compiler (path of a file that they bring); sources
-    (path) and text (its content, which names the repository); uri (of it); forbidden (regular expressions of packages that
-    apt's preferences refuse); lock_limit_s (seconds to wait for others that use apt).
+    (path) and text (its content, which names the repository); uri (of it); forbidden (patterns of packages that apt's
+    preferences refuse); lock_limit_s (seconds to wait for others that use apt).
     """
     try:
         print(json.dumps(install(argument)), flush=True)
@@ -176,7 +177,7 @@ def why_not(text: str, a: dict[str, Any]) -> str:
     if pairs:
         asker = next(name for name, _ in pairs if name)
         for _, needed in pairs:
-            if any(re.search(pattern, needed) for pattern in a["forbidden"]):
+            if any(fnmatch.fnmatchcase(needed, pattern) for pattern in a["forbidden"]):
                 return f"{asker} depends on {needed}, a Linux driver, which would hide Windows' own; take another version of it"
         return f"{asker} depends on {pairs[0][1]}, which apt cannot install: {first_error(text)}"
     if re.search(r"No space left on device|enough free space", text):

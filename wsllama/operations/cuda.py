@@ -37,14 +37,16 @@ APT_BYTES = 5_000_000_000
 UNPACKED = 3
 """What wheels take as a toolkit, at most, as a multiple of their own size."""
 
-# Regular expressions for apt's preferences and for Python alike. What guest.driver_packages names; libnvidia-container and
-# libnvidia-egl-… belong to others, and what ends in -dev is for compiling.
+# Patterns of names, for apt's preferences and Python's fnmatch alike; apt compiles a regular expression anew for each package
+# that there is, which takes minutes. What guest.driver_packages names; libnvidia-container and libnvidia-egl-… belong to others.
 FORBIDDEN = (
-    r"^nvidia-(driver|utils|compute-utils|dkms|kernel|headless|firmware|open|smi|persistenced|legacy|alternative)(-.*)?$",
-    r"^nvidia-(fabricmanager|opencl-icd|vulkan-icd|egl-icd|[0-9]+)(-.*)?$",
-    r"^libnvidia-([abdf-z]|c[a-np-z]|co[a-mo-z]|e[a-fh-z]|eg[a-km-z]|egl[^-]).*([^v]|[^e]v|[^d]ev|[^-]dev)$",
-    r"^(libcuda1(-.*)?|libcudadebugger1|libnvcuvid1|libnvoptix1|cuda-drivers(-.*)?)$",
-    r"^(xserver-xorg-video-nvidia(-.*)?|linux-(modules|objects|signatures)-nvidia-.*)$",
+    *("nvidia-driver*", "nvidia-utils*", "nvidia-compute-utils*", "nvidia-dkms*", "nvidia-kernel*", "nvidia-headless*"),
+    *("nvidia-firmware*", "nvidia-open*", "nvidia-smi", "nvidia-persistenced", "nvidia-legacy*", "nvidia-alternative*"),
+    *("nvidia-fabricmanager*", "nvidia-opencl-icd*", "nvidia-vulkan-icd*", "nvidia-egl-icd*", "nvidia-[0-9][0-9][0-9]*"),
+    *("libnvidia-[!cem]*", "libnvidia-c[!o]*", "libnvidia-co[!n]*", "libnvidia-e[!g]*", "libnvidia-eg[!l]*"),
+    *("libnvidia-egl[!-]*", "libnvidia-m[!l]*", "libnvidia-ml[!-]*", "libcuda1", "libcuda1-*", "libcudadebugger1"),
+    *("libnvcuvid1", "libnvoptix1", "cuda-drivers*", "xserver-xorg-video-nvidia*", "linux-modules-nvidia-*"),
+    *("linux-objects-nvidia-*", "linux-signatures-nvidia-*"),
 )
 
 
