@@ -6,30 +6,20 @@ from pyinfra import host
 from pyinfra.api import deploy
 
 from wsllama import layout
-from wsllama.domain.server_flags import is_loopback
 from wsllama.guard import settings_of
 from wsllama.operations import server
-from wsllama.operations.files import File, render
-from wsllama.operations.release import looks, wanted
+from wsllama.operations.files import File
+from wsllama.operations.release import looks, unit_text, wanted
 
 
 @deploy("server")
 def apply() -> None:
     settings = settings_of(host)
-    unit = render(
-        "llama-server.service.j2",
-        current=layout.CURRENT,
-        unit=layout.UNIT,
-        user=layout.USER,
-        wsl=settings.platform == "wsl",
-        loopback=is_loopback(settings.server.host),
-        lock_memory="mlock" in settings.server.load_mode,
-    )
     read_at_start = [layout.UNIT_FILE]
     if settings.server.api_key:
         read_at_start += [layout.API_KEY]
         server.secret(layout.API_KEY, layout.USER, name="API key")
     looked_at, release = looks(settings), partial(wanted, settings=settings)
     server.release(looked_at, release, name="release")
-    server.unit(File(layout.UNIT_FILE, unit), name="unit")
+    server.unit(File(layout.UNIT_FILE, unit_text(settings)), name="unit")
     server.service(read_at_start, looked_at, release, name="service")

@@ -3,52 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from wsllama.commands import toolkit
-
-ROOT = Path(__file__).resolve().parents[1]
-FAILED, REFUSED, UNREACHABLE = 1, 2, 4
+from wsllama.commands import rollback, toolkit
+from wsllama.commands.common import FAILED, ROOT, UNREACHABLE, Inventory, Json, Limit, connected, end, read
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-Inventory = Annotated[str, typer.Argument(metavar="INVENTORY", help="As pyinfra takes it: a file, hosts with commas, @local.")]
-Limit = Annotated[
-    list[str] | None,
-    typer.Option("--limit", metavar="NAME", help="Only this group, or hosts whose name matches; may be repeated."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-
-
-def _refuse(sentences: list[str], as_json: bool = False) -> None:
-    if as_json:
-        print(json.dumps({"ok": False, "errors": sentences}))
-    for sentence in sentences:
-        typer.echo(f"refused: {sentence}", err=True)
-    raise typer.Exit(REFUSED)
-
-
-def _read(name: str, limit: list[str] | None, as_json: bool = False) -> tuple[Any, list[Any]]:
-    """The inventory and the hosts of it that are meant; ends with exit code 2 when there are none or settings are wrong."""
-    from wsllama import engine, guard
-
-    sys.path.insert(0, str(ROOT))
-    if found := guard.absent(name):
-        _refuse(found, as_json)
-    try:
-        inventory = engine.read_inventory(name, os.getcwd())
-    except Exception as e:
-        _refuse([guard.unreadable(name, e)], as_json)
-    hosts = guard.limited(inventory, limit or [])
-    errors = guard.host_errors(inventory, name, limit or [])
-    if found := errors or guard.settings_errors(inventory, hosts):
-        _refuse(found, as_json)
-    return inventory, hosts
 
 
 @app.callback()
@@ -66,7 +28,7 @@ def _about() -> None:
 )
 def check(inventory: Inventory, limit: Limit = None, as_json: Json = False) -> None:
     """Check the settings of every host without connecting; all that is wrong is said at once."""
-    _, hosts = _read(inventory, limit, as_json)
+    _, hosts = read(inventory, limit, as_json)
     if as_json:
         print(json.dumps({"ok": True, "errors": [], "hosts": [h.name for h in hosts]}))
     else:
@@ -80,17 +42,16 @@ def check(inventory: Inventory, limit: Limit = None, as_json: Json = False) -> N
 )
 def verify(inventory: Inventory, limit: Limit = None, as_json: Json = False) -> None:
     """Assert the end state of hosts with testinfra: packages, files, build, model, service, socket, a reply. Changes nothing."""
-    from wsllama import endstate
+    with connected(inventory, limit, as_json) as fleet:
+        from wsllama import endstate
 
-    _patch()
-    known, _ = _read(inventory, limit, as_json)
-    report = endstate.check(ROOT / "tests" / "endstate", known, limit or [], quiet=as_json)
+        report = endstate.check(ROOT / "tests" / "endstate", fleet, quiet=as_json)
     if as_json:
         print(json.dumps(report))
+    else:
+        typer.echo(f"{report['passed']} passed, {report['failed']} failed: {', '.join(report['hosts']) or 'no host was reached'}")
     for name, reason in report["unreachable"].items():
         typer.echo(f"{name} can't be reached: {reason}", err=True)
-    if not as_json:
-        typer.echo(f"{report['passed']} passed, {report['failed']} failed on {len(report['hosts'])} hosts")
     raise typer.Exit(UNREACHABLE if report["unreachable"] else FAILED if report["failed"] or not report["passed"] else 0)
 
 
@@ -108,15 +69,13 @@ def ask(
     as_json: Json = False,
 ) -> None:
     """Ask the served model; the question is put on the host itself, so no port need be reachable from here."""
-    from wsllama import layout
-    from wsllama.domain import client
-    from wsllama.guard import settings_of
-    from wsllama.remote import Fleet, RemoteError
+    replies, failed = {}, dict[str, str]()
+    with connected(inventory, limit, as_json) as fleet:
+        from wsllama import layout
+        from wsllama.domain import client
+        from wsllama.guard import settings_of
+        from wsllama.remote import RemoteError
 
-    _patch()
-    known, _ = _read(inventory, limit, as_json)
-    fleet, replies, failed = Fleet(known, limit or []).connect(), {}, dict[str, str]()
-    try:
         for host in fleet.hosts:
             settings = settings_of(host)
             argument = {
@@ -132,29 +91,18 @@ def ask(
                 replies[host.name] = fleet.run(host, "ask", argument)
             except RemoteError as e:
                 failed[host.name] = str(e)
-    finally:
-        fleet.close()
     if as_json:
         print(json.dumps({"replies": replies, "failed": failed, "unreachable": fleet.unreachable}, ensure_ascii=False))
     else:
         for name, reply in replies.items():
-            typer.echo(
-                f"{name} (thinks): {reply['reasoning'].strip()}" if reply["reasoning"] else "", nl=bool(reply["reasoning"])
-            )
+            if reply["reasoning"]:
+                typer.echo(f"{name} (thinks): {reply['reasoning'].strip()}")
             typer.echo(f"{name}: {reply['content'].strip()}")
-    for name, reason in {**failed, **fleet.unreachable}.items():
-        typer.echo(f"{name}: {reason}", err=True)
-    raise typer.Exit(UNREACHABLE if fleet.unreachable else FAILED if failed else 0)
+    end(failed, fleet.unreachable)
 
 
 app.command(epilog=toolkit.EPILOG)(toolkit.toolkit)
-
-
-def _patch() -> None:
-    """As the pyinfra command does, before anything connects: what waits for one host lets the others go on."""
-    import gevent.monkey
-
-    gevent.monkey.patch_all()
+app.command(epilog=rollback.EPILOG)(rollback.rollback)
 
 
 def main() -> None:

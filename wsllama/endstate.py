@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,33 +60,18 @@ class Plugin:
             self.failures.append({"check": report.nodeid.rsplit("::", 1)[-1], "reason": reason})
 
 
-def check(folder: Path, inventory: Any, limit: Sequence[str] = (), quiet: bool = False) -> dict[str, Any]:
-    """Run the checks of `folder` on the hosts that the limit leaves.
+def check(folder: Path, fleet: Fleet, quiet: bool = False) -> dict[str, Any]:
+    """Run the checks of `folder` on the connected hosts.
 
     quiet: print nothing. Returns {"hosts", "unreachable": {name: reason}, "passed", "failed", "failures": [{"check", "reason"}]}.
     """
-    fleet = Fleet(inventory, limit).connect()
     plugin, hosts = Plugin(fleet), [h.name for h in fleet.hosts]
-    try:
-        if hosts:
-            options = [
-                str(folder),
-                "-q",
-                "--no-header",
-                "-p",
-                "no:cacheprovider",
-                "-p",
-                "no:pytest11.testinfra",
-                "--rootdir",
-                str(folder),
-            ]
-            with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
-                pytest.main(
-                    [*options, "-c", "/dev/null", "--tb=short", "-W", "ignore::pytest.PytestAssertRewriteWarning"],
-                    plugins=[plugin],
-                )
-    finally:
-        fleet.close()
+    options = [str(folder), "-q", "--no-header", "--tb=short", "--rootdir", str(folder), "-c", "/dev/null"]
+    options += ["-p", "no:cacheprovider", "-p", "no:pytest11.testinfra"]  # its `host` fixture would stand before ours
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    if hosts:
+        with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+            pytest.main(options, plugins=[plugin])
     return {
         "hosts": hosts,
         "unreachable": fleet.unreachable,

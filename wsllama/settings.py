@@ -224,6 +224,9 @@ class Settings(Topic):
     """All topics of one host."""
 
     platform: Literal["wsl", "linux"] = Field("wsl", description="linux: the lab and the demo.")
+    keep_releases: Annotated[int, Field(ge=1, le=1000)] = Field(
+        5, description="Releases that stay on the host to roll back to, beside the current and the last good one."
+    )
     llama_cpp: LlamaCpp = LlamaCpp()
     cuda: Cuda = Cuda()
     model: Model = Model()

@@ -260,6 +260,7 @@ def releases(roots: Iterable[str]) -> Facet:
                     "digest": record["digest"],
                     "accepted": accepted,
                     "model": record["model"],
+                    "server": record["server"],
                     "build": record["build"],
                 }
         out[root] = {

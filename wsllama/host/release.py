@@ -1,7 +1,8 @@
 """Runs on the host: makes a release, switches to it, records that it was accepted, or goes back to the last good one.
 
     releases/<n>/build      link to the build            releases/<n>/args, env   files of the unit
-    releases/<n>/model      link to the model's folder   releases/<n>/release.json
+    releases/<n>/model      link to the model's folder   releases/<n>/unit        the unit that it runs under
+    releases/<n>/release.json   what it is made of       releases/<n>/baseline.json   when it was accepted
     current -> releases/<n>                              last-good -> releases/<n>
 
 Every step takes a lock and is a rename. Between the steps of one run another one may have done its own: what it did isn't
@@ -87,7 +88,17 @@ def now(a: dict[str, Any]) -> str:
 
 
 def switch(a: dict[str, Any]) -> None:
+    """`current` names this release, and systemd knows its unit: another address or memory lock may need other directives."""
     link(os.path.join(a["root"], "current"), "releases/{}".format(a["number"]))
+    with open(os.path.join(a["root"], "current", "unit"), encoding="utf-8") as f:
+        text = f.read()
+    if os.path.exists(a["unit_file"]):
+        with open(a["unit_file"], encoding="utf-8") as f:
+            if f.read() == text:
+                return
+    put(a["unit_file"], text)
+    os.chmod(a["unit_file"], 0o644)
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
 
 
 def start(a: dict[str, Any]) -> None:
@@ -121,6 +132,21 @@ def accept(a: dict[str, Any]) -> None:
     p = subprocess.run(["systemctl", "enable", "--quiet", a["unit"]], stderr=subprocess.PIPE, text=True)
     if p.returncode:
         raise SystemExit("{} can't be enabled at boot: {}".format(a["unit"], " ".join(p.stderr.split())))
+    prune(a["root"], a["keep"])
+
+
+def prune(root: str, keep: int) -> None:
+    """Remove releases but for the newest ones, `current` and `last-good`, then the builds that no release needs."""
+    folder, builds = os.path.join(root, "releases"), os.path.join(root, "builds")
+    numbers = sorted((n for n in os.listdir(folder) if n.isdigit()), key=int, reverse=True)
+    links = (os.path.join(root, name) for name in ("current", "last-good"))
+    kept = {*numbers[:keep], *(os.path.basename(os.readlink(path)) for path in links if os.path.islink(path))}
+    for number in set(numbers) - kept:
+        shutil.rmtree(os.path.join(folder, number))
+    needed = {os.path.basename(os.readlink(os.path.join(folder, n, "build"))) for n in kept & set(numbers)}
+    for build in os.listdir(builds) if os.path.isdir(builds) else ():
+        if not build.startswith(".") and build not in needed:
+            shutil.rmtree(os.path.join(builds, build))
 
 
 def back(a: dict[str, Any]) -> None:
@@ -133,7 +159,7 @@ def back(a: dict[str, Any]) -> None:
         if os.path.exists(a["stamp"]):
             os.unlink(a["stamp"])
         if good:
-            link(os.path.join(a["root"], "current"), f"releases/{good}")
+            switch({**a, "number": good})
             restart(a["unit"])
         else:
             subprocess.run(["systemctl", "stop", a["unit"]], check=False)

@@ -9,6 +9,7 @@ from wsllama.domain import server_flags, systemd
 from wsllama.facts import probe
 from wsllama.operations import llama_cpp, model
 from wsllama.operations.base import Later
+from wsllama.operations.files import render
 from wsllama.operations.server import Release
 from wsllama.settings import Settings
 
@@ -16,6 +17,19 @@ from wsllama.settings import Settings
 def looks(settings: Settings) -> probe.Looks:
     """What `wanted` looks at."""
     return {**llama_cpp.looks(), **model.looks(settings)}
+
+
+def unit_text(settings: Settings) -> str:
+    """The unit that the settings ask for."""
+    return render(
+        "llama-server.service.j2",
+        current=layout.CURRENT,
+        unit=layout.UNIT,
+        user=layout.USER,
+        wsl=settings.platform == "wsl",
+        loopback=server_flags.is_loopback(settings.server.host),
+        lock_memory="mlock" in settings.server.load_mode,
+    )
 
 
 def wanted(now: Any, settings: Settings) -> Release:
@@ -32,7 +46,11 @@ def wanted(now: Any, settings: Settings) -> Release:
     sha256 = now["models"][layout.MODELS][file]["sha256"]
     return Release(
         links={"build": f"{layout.BUILDS}/{build}", "model": f"{layout.MODELS}/{folder}"},
-        files={"args": systemd.arguments("LLAMA_SERVER_ARGS", words), "env": systemd.environment_file(environment)},
+        files={
+            "args": systemd.arguments("LLAMA_SERVER_ARGS", words),
+            "env": systemd.environment_file(environment),
+            "unit": unit_text(settings),
+        },
         record={
             "build": build,
             "commit": llama_cpp.commit_of(settings),

@@ -13,12 +13,15 @@ from pyinfra import host, state
 
 from wsllama import layout
 from wsllama.domain import client
+from wsllama.facts import probe
 from wsllama.guard import at_the_end, settings_of
 from wsllama.operations.base import Later, Refused, ask_host, fail, on_host, resource, tell
 from wsllama.operations.files import File, changes, look_at
 
 # In a host's connector_data: this run has started the service, so acceptance waits with progress and asks everything.
 STARTED = "wsllama.started"
+# What wsllama/host/release.py has to know of the host, whatever it does.
+PLACES = {"root": layout.ROOT, "unit": layout.UNIT, "unit_file": layout.UNIT_FILE, "stamp": layout.STARTED_WITH}
 
 
 @dataclass(frozen=True)
@@ -84,13 +87,13 @@ def release(now: Any, looks: Any, wanted: Any) -> Iterator[Any]:
         number = there["highest"] + 1
         tell(f"release {number} is made")
         argument = {"links": new.links, "files": new.files, "record": new.record, "digest": new.digest, "check": new.check}
-        yield on_host("release", {"action": "make", "root": layout.ROOT, "number": number, **argument}, "make")
+        yield on_host("release", {"action": "make", "number": number, **argument, **PLACES}, "make")
     if there["current"] != str(number):
         tell(f"current: {there['current']} -> {number}")
-        yield on_host("release", {"action": "switch", "root": layout.ROOT, "number": number}, "switch")
+        yield on_host("release", {"action": "switch", "number": number, **PLACES}, "switch")
 
 
-def _started_with(now: Any, inputs: list[str]) -> str | None:
+def started_with(now: Any, inputs: list[str]) -> str | None:
     """What the service would be started with; None while something of it is missing. What was repaired in place counts as
     another one: the server still has the old build or model open, or somebody restarted it with the unit or link as it was."""
     there = now["releases"][layout.ROOT]
@@ -107,9 +110,9 @@ def _started_with(now: Any, inputs: list[str]) -> str | None:
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
-@resource(
-    lambda inputs, looks, wanted: {
-        **looks,
+def service_looks(inputs: list[str]) -> probe.Looks:
+    """What says whether the service runs with what is there now."""
+    return {
         "units": {layout.UNIT: None},
         "files": dict.fromkeys([*inputs, layout.CURRENT]),
         "stamps": {layout.STARTED_WITH: None},
@@ -117,7 +120,9 @@ def _started_with(now: Any, inputs: list[str]) -> str | None:
         "models": {layout.MODELS: None},
         "builds": {layout.BUILDS: None},
     }
-)
+
+
+@resource(lambda inputs, looks, wanted: {**looks, **service_looks(inputs)})
 def service(now: Any, inputs: list[str], looks: Any, wanted: Any) -> Iterator[Any]:
     """Running, and started with the current release and these files as they are now; otherwise it is started again.
 
@@ -126,15 +131,32 @@ def service(now: Any, inputs: list[str], looks: Any, wanted: Any) -> Iterator[An
     """
     if not state.is_executing and str(number_of(now, wanted(now).digest)) != now["releases"][layout.ROOT]["current"]:
         raise Later("another release is to be served")
-    digest = _started_with(now, inputs)
+    digest = started_with(now, inputs)
     if digest is None:
         raise Later("the release or a file of the service is not there yet")
     active = now["units"][layout.UNIT].get("ActiveState")
     if active != "active" or now["stamps"][layout.STARTED_WITH] != digest:
         tell(f"{layout.UNIT}: {active} -> started" + ("" if active != "active" else ", what it runs with changed"))
         host.connector_data[STARTED] = True
-        argument = {"action": "start", "unit": layout.UNIT, "stamp": layout.STARTED_WITH, "digest": digest, "root": layout.ROOT}
-        yield on_host("release", argument, "start")
+        yield on_host("release", {"action": "start", "digest": digest, **PLACES}, "start")
+
+
+def acceptance(server: Any, alias: str, number: str | None, wanted: Any, whole: bool) -> dict[str, Any]:
+    """The argument of wsllama/host/accept.py.
+
+    server: what the release's server was told; alias: its id for clients; number: of the release; wanted: the settings'
+    topic `acceptance` as a dictionary; whole: ask everything, and not only what tells that it still answers.
+    """
+    return {
+        "url": client.base_url(server["host"], server["port"]),
+        "alias": alias,
+        "key_file": layout.API_KEY if server["api_key"] else None,
+        "unit": layout.UNIT,
+        "release": f"{layout.RELEASES}/{number}",
+        "program": f"{layout.CURRENT}/build/bin/llama-server",
+        "whole": whole,
+        **wanted,
+    }
 
 
 @resource(lambda: {"releases": {layout.ROOT: None}, "units": {layout.UNIT: None}})
@@ -150,17 +172,8 @@ def accepted(now: Any) -> Iterator[Any]:
     number = there["current"]
     before = bool(there["numbers"].get(number or "", {}).get("accepted")) and there["last-good"] == number
     whole = not before or bool(host.connector_data.get(STARTED))
-    server, wanted = settings.server, settings.acceptance
-    argument = {
-        "url": client.base_url(server.host, server.port),
-        "alias": settings.model.alias,
-        "key_file": layout.API_KEY if server.api_key else None,
-        "unit": layout.UNIT,
-        "release": f"{layout.RELEASES}/{number}",
-        "program": f"{layout.CURRENT}/build/bin/llama-server",
-        "whole": whole,
-        **wanted.model_dump(),
-    }
+    server = settings.server
+    argument = acceptance(server.model_dump(), settings.model.alias, number, settings.acceptance.model_dump(), whole)
     if host.connector_data.get(STARTED):
         yield on_host("accept", {**argument, "only": "wait"}, "wait", show=True)
     began = time.monotonic()
@@ -172,16 +185,15 @@ def accepted(now: Any) -> Iterator[Any]:
     host.log(f"accepted in {time.monotonic() - began:.1f} s: {asked}")
     if not before or now["units"][layout.UNIT].get("UnitFileState") != "enabled":
         baseline = None if before else found["baseline"]
-        argument = {"action": "accept", "root": layout.ROOT, "number": number, "unit": layout.UNIT, "baseline": baseline}
+        argument = {"action": "accept", "number": number, "baseline": baseline, "keep": settings.keep_releases, **PLACES}
         yield on_host("release", argument, "accept")
     key_file = layout.API_KEY if server.api_key else None
     at_the_end(["", *client.lines(host.name, server.host, server.port, settings.model.alias, key_file)])
 
 
 def _not_accepted(found: dict[str, Any], number: str | None) -> Iterator[Any]:
-    argument = {"action": "back", "root": layout.ROOT, "number": number, "unit": layout.UNIT, "stamp": layout.STARTED_WITH}
     try:
-        serves = ask_host("release", argument, "back")["serves"]
+        serves = ask_host("release", {"action": "back", "number": number, **PLACES}, "back")["serves"]
         again = "it was accepted before and is left as it is" if serves == number else f"release {serves} serves again"
         then = again if serves else "the service is stopped, there is no earlier release"
     except Refused as e:
