@@ -6,6 +6,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 import tasks.acceptance
+import tasks.cuda
 import tasks.distro
 import tasks.llama_cpp
 import tasks.model
@@ -17,6 +18,7 @@ from wsllama.operations.base import deferred_detection
 guard.required()
 with deferred_detection():
     tasks.preflight.apply()
+    tasks.cuda.apply()
     tasks.distro.apply()
     tasks.llama_cpp.apply()
     tasks.model.apply()
