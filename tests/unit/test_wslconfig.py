@@ -288,6 +288,15 @@ def test_the_first_occurrence_is_changed_where_it_stands() -> None:
     assert _after(b"[wsl2]\nmemory= # none\n", {"wsl2.memory": GB}) == b"[wsl2]\nmemory=1GB # none\n"
 
 
+def test_dns_tunnelling_that_a_bad_address_switches_off() -> None:
+    on, address = b"[wsl2]\ndnsTunneling=true # on\n", b"[experimental]\ndnsTunnelingIpAddress=1.2.3\n"
+    wanted = {"wsl2.dnsTunneling": True, "experimental.dnsTunnelingIpAddress": "1.2.3.4"}
+    assert _after(on + address, wanted) == (on + address).replace(b"1.2.3", b"1.2.3.4")
+    assert _after(on + address, {"wsl2.dnsTunneling": True}) == (b"[wsl2]\n# on\n" + address + b"\n[wsl2]\ndnsTunneling=true\n")
+    assert _after(address + on, {"wsl2.dnsTunneling": True}) == address + on
+    assert _after(on + address, {"wsl2.dnsTunneling": None}) == b"[wsl2]\n# on\n" + address.replace(b"dns", b"# dns")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
