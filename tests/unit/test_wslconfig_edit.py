@@ -46,6 +46,7 @@ VALUES = (
 BROKEN_HEADERS = ("[ wsl2]", "[wsl2] x", "[wsl2-x]", "[ab-c]", "[]", "[wsl2", "[[wsl2]]", "[general] ; c", "[wsl2]memory=8GB")
 JUNK = ("; note", "// note", "memory", "foo bar", "memory: 8GB", "host-name=h", "\ufeff[wsl2]", "=1", "é=1", "\\", "a=\\", "\0")
 BLANK = ("", "  ", "\t")
+KNOTS = ("[experimental]\ndnsTunnelingIpAddress=1.2.3", "[wsl2]\nmacAddress=zz", "[wsl2]\ndnsTunneling=true", "[boot]\nsystemd=1")
 COMMENTS = ("# note", "#", "  # memory=1GB", "# a\\", "# é", "# a\rmemory=2GB", "# [boot]")
 
 
@@ -69,8 +70,8 @@ def blocks(kind: Kind) -> st.SearchStrategy[str]:
     )
     sign, spelling = st.sampled_from(("=", " = ", "=\t", " =")), st.sampled_from((str, str, str.lower, str.upper))
     pair = st.builds(_pair, names(kind), own, spelling, sign, value)
-    other = st.sampled_from([*BROKEN_HEADERS, *COMMENTS, *BLANK, *JUNK])
-    return st.one_of(st.sampled_from(headers), pair, pair, pair, other)
+    other = st.sampled_from([*BROKEN_HEADERS, *COMMENTS, *BLANK, *JUNK, *KNOTS * 3])
+    return st.one_of(st.sampled_from(headers), pair, pair, other)
 
 
 def _pair(name: str, own: bool, spelling: Callable[[str], str], sign: str, value: str) -> str:
@@ -84,7 +85,7 @@ def texts(kind: Kind) -> st.SearchStrategy[str]:
     lines = st.lists(st.builds(str.__add__, blocks(kind), end), max_size=9).map("".join)
     soup = st.lists(st.sampled_from([*'[]=#"\\\r\n \t', "wsl2", "memory", "8GB", "[wsl2]", "\\\r\n", *STRANGE]), max_size=25)
     windows = lines.map(lambda text: text.replace("\r\n", "\n").replace("\n", "\r\n"))
-    return st.one_of(lines, windows, soup.map("".join))
+    return st.one_of(lines, lines, windows, windows, soup.map("".join))
 
 
 def _encoded(text: str, how: str) -> bytes:
@@ -99,8 +100,9 @@ def _encoded(text: str, how: str) -> bytes:
 @functools.cache
 def files(kind: Kind) -> st.SearchStrategy[bytes]:
     hows = st.sampled_from(("plain", "plain", "plain", "mark", "twice", "utf16", "utf16be", "ansi"))
+    whole = st.builds(_encoded, texts(kind), hows)
     halves = texts(kind).map(lambda text: _encoded(text + "\ud83d=\udc00", "utf16"))
-    return st.one_of(st.builds(_encoded, texts(kind), hows), halves, st.binary(max_size=40))
+    return st.one_of(*[whole] * 6, halves, st.binary(max_size=40))
 
 
 # --- what may be wanted
