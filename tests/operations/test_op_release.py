@@ -86,7 +86,7 @@ def test_a_host_that_is_not_ready_fails_before_any_change(converge: Converge, mo
 
 
 def test_wsl_is_wanted_but_not_there(converge: Converge) -> None:
-    got = converge(preflight.ready, settings(platform="wsl"), seen=host())
+    got = converge(preflight.ready, settings(platform="wsl", llama_cpp={"backend": "cpu"}), seen=host())
     assert got.failed
     assert "this is no WSL machine" in got.log
 
@@ -205,7 +205,7 @@ def wanted_release(now: dict[str, Any], **given: Any) -> server.Release:
 
 def with_release(now: dict[str, Any], number: str = "1", **more: Any) -> dict[str, Any]:
     new = wanted_release(now)
-    entry = {"digest": new.digest, "accepted": True, "model": new.record["model"], "build": new.record["build"]}
+    entry = {"digest": new.digest, "accepted": True, **{key: new.record[key] for key in ("model", "server", "build")}}
     there = {"numbers": {number: entry}, "highest": int(number), "current": number, "last-good": number, **more}
     return {**now, "releases": {ROOT: there}}
 
@@ -227,6 +227,7 @@ def test_the_first_release(converge: Converge) -> None:
     assert (make["action"], make["number"], switch["action"], switch["number"]) == ("make", 1, "switch", 1)
     assert make["links"] == {"build": f"{BUILDS}/{build_id(host())}", "model": f"{MODELS}/ab"}
     assert make["check"][:2] == ["--model", "/opt/wsllama/current/model/a.gguf"]
+    assert make["files"].keys() == {"args", "env", "unit"}
     assert make["record"]["commit"] == COMMIT
     assert make["record"]["model"] == {"file": "ab/a.gguf", "sha256": "ab" * 32, "alias": "qwen3.6-35b-a3b"}
 
@@ -246,7 +247,8 @@ def test_settings_of_an_earlier_release_go_back_to_it(converge: Converge) -> Non
     now = with_release(host(), number="2")
     now["releases"][ROOT]["numbers"]["3"] = {**now["releases"][ROOT]["numbers"]["2"], "digest": "other"}
     now["releases"][ROOT].update(current="3", highest=3)
-    assert run_release(converge, now).sent == [{"action": "switch", "root": ROOT, "number": 2}]
+    places = {"root": ROOT, "unit": UNIT, "unit_file": f"/etc/systemd/system/{UNIT}", "stamp": STARTED}
+    assert run_release(converge, now).sent == [{"action": "switch", "number": 2, **places}]
 
 
 @pytest.mark.parametrize(("gone", "said"), [("builds", "is not there yet"), ("models", "the model is not there yet")])
@@ -258,8 +260,13 @@ def test_no_release_of_what_is_not_there(converge: Converge, gone: str, said: st
 
 
 def test_the_libraries_of_wsl_are_found_on_wsl_only() -> None:
-    assert wanted_release(host(), platform="wsl").files["env"] == 'LD_LIBRARY_PATH="/usr/lib/wsl/lib"\n'
+    assert wanted_release(host(), platform="wsl", llama_cpp={"backend": "cpu"}).files["env"] == 'LD_LIBRARY_PATH="/usr/lib/wsl/lib"\n'
     assert wanted_release(host()).files["env"] == ""
+
+
+def test_another_address_is_another_unit() -> None:
+    assert "IPAddressDeny=any\n" in wanted_release(host()).files["unit"]
+    assert "IPAddressDeny" not in wanted_release(host(), server={"host": "192.0.2.1", "api_key": True}).files["unit"]
 
 
 # unit and service
@@ -386,7 +393,7 @@ def test_a_new_release_is_asked_everything_and_recorded(converge: Converge) -> N
     got = run_accepted(converge, FOUND, **{"last-good": None})
     assert got.commands == ["python3 -I -S - # accept", "python3 -I -S - # release accept"]
     assert got.sent[0]["whole"] is True
-    assert got.sent[1]["baseline"] == {"version": "1"}
+    assert (got.sent[1]["baseline"], got.sent[1]["keep"]) == ({"version": "1"}, 5)
 
 
 def test_a_server_that_is_not_enabled_is_enabled(converge: Converge) -> None:
@@ -398,7 +405,11 @@ def test_a_server_that_is_not_enabled_is_enabled(converge: Converge) -> None:
 
 @pytest.mark.parametrize(
     ("serves", "said"),
-    [("3", "release 3 serves again"), (None, "the service is stopped, there is no earlier release")],
+    [
+        ("3", "release 3 serves again"),
+        ("1", "it was accepted before and is left as it is"),
+        (None, "the service is stopped, there is no earlier release"),
+    ],
 )
 def test_a_failed_acceptance_goes_back_and_fails(converge: Converge, serves: str | None, said: str) -> None:
     found = {"ok": False, "error": "/v1/models names no model", "log": ["main: boom"]}

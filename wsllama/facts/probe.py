@@ -58,6 +58,15 @@ def run(name: str, argument: Any, note: str = "", **more: Any) -> tuple[bool, An
     return bool(ok), out
 
 
+def together(*several: Looks) -> Looks:
+    """One Looks for all of these, facet by facet."""
+    out: Looks = {}
+    for looks in several:
+        for facet, keys in looks.items():
+            out.setdefault(facet, {}).update(keys)
+    return out
+
+
 def register(looks: Looks) -> None:
     """Say what will be looked at."""
     for facet, keys in looks.items():

@@ -19,6 +19,8 @@ from wsllama import artifacts, layout, lock, sources, transfer
 from wsllama.domain import build as rules
 from wsllama.domain import network
 from wsllama.facts import probe
+from wsllama.host.toolkit import TOOLKITS
+from wsllama.operations import cuda
 from wsllama.operations.base import Later, Refused, follow, resource, send, tell
 from wsllama.operations.files import ROOT, install
 from wsllama.settings import Settings
@@ -50,9 +52,13 @@ def source_of(settings: Settings) -> sources.Source:
         raise Refused(str(e)) from e
 
 
-def looks() -> probe.Looks:
+def looks(settings: Settings) -> probe.Looks:
     """What decides the build id, and which builds there are."""
-    return {"system": dict(_MEASURE), "packages": dict.fromkeys(rules.every_package()), "builds": {layout.BUILDS: None}}
+    return probe.together(_package_looks(), {"system": dict(_MEASURE), "builds": {layout.BUILDS: None}}, cuda.looks(settings))
+
+
+def _package_looks() -> probe.Looks:
+    return {"system": {"distro": None}, "packages": dict.fromkeys(rules.every_package())}
 
 
 def _packages(now: Any) -> rules.Packages:
@@ -69,7 +75,7 @@ def package_names(now: Any) -> list[str]:
     return [*found.build, *found.run]
 
 
-@resource(looks)
+@resource(_package_looks)
 def packages(now: Any) -> Iterator[Any]:
     """The packages that llama.cpp is built and run with are installed."""
     yield from install(now, package_names(now))
@@ -79,9 +85,20 @@ def commit_of(settings: Settings) -> str:
     return settings.llama_cpp.commit or pin().commit
 
 
-def _options(settings: Settings) -> dict[str, str]:
+def _options(settings: Settings, kit: cuda.Toolkit | None) -> dict[str, str]:
     number = pin().build_number if commit_of(settings) == pin().commit else 0  # of another commit nobody told us the number
-    return rules.cmake_options(commit_of(settings), number, native=settings.llama_cpp.native)
+    return rules.cmake_options(
+        commit_of(settings),
+        number,
+        backend=settings.backend,
+        native=settings.llama_cpp.native,
+        portable=settings.llama_cpp.portable,
+        cuda=cuda.options(kit, settings) if kit else None,
+    )
+
+
+def _kit(now: Any, settings: Settings) -> cuda.Toolkit | None:
+    return cuda.toolkit_of(now, settings) if settings.backend == "cuda" else None
 
 
 def inputs(now: Any, settings: Settings) -> dict[str, object]:
@@ -90,19 +107,32 @@ def inputs(now: Any, settings: Settings) -> dict[str, object]:
     if missing := [name for name, version in versions.items() if not version]:
         raise Later(f"the toolchain is not installed yet ({' '.join(missing)})")
     distro, _, release = now["system"]["distro"].partition("-")
+    kit = _kit(now, settings)
     made_of = rules.inputs(
         commit=commit_of(settings),
-        options=_options(settings),
+        options=_options(settings, kit),
         targets=rules.TARGETS,
         versions=versions,
         architecture=now["system"]["arch"],
         distro=distro,
         release=release,
         cpu_flags=now["system"]["cpu"]["flags"],
+        toolkit=kit.versions if kit else None,
     )
     if commit_of(settings) != pin().commit and settings.llama_cpp.archive_sha256:
         made_of["archive_sha256"] = settings.llama_cpp.archive_sha256  # no tree of the lock vouches for its commit
     return made_of
+
+
+def space(now: Any, settings: Settings) -> dict[str, int]:
+    """Bytes that a build takes below these paths, with the toolkit that it needs. Raises Refused where there is none."""
+    if not (kit := _kit(now, settings)):
+        return {layout.CACHE: rules.WORK_BYTES, layout.ROOT: rules.RESULT_BYTES}
+    need = {layout.CACHE: rules.CUDA_WORK_BYTES, layout.ROOT: rules.CUDA_RESULT_BYTES}
+    folders = {cuda.WHEELS: layout.CACHE, TOOLKITS: layout.ROOT, cuda.LOCAL: cuda.LOCAL}  # what their disk is asked for
+    for path, size in cuda.space(kit).items():
+        need[folders[path]] = need.get(folders[path], 0) + size
+    return need
 
 
 def build_id(now: Any, settings: Settings) -> str:
@@ -139,7 +169,7 @@ def _absent(now: Any, name: str) -> bool:
     return True
 
 
-@resource(lambda settings: looks())
+@resource(looks)
 def announce(now: Any, settings: Settings) -> Iterator[Any]:
     """Which build the host lacks is known to the whole run. It changes nothing.
 
@@ -150,7 +180,7 @@ def announce(now: Any, settings: Settings) -> Iterator[Any]:
     yield from ()
 
 
-@resource(lambda settings: looks())
+@resource(looks)
 def build(now: Any, settings: Settings) -> Iterator[Any]:
     """A build that hosts lack is in the controller's cache: the first of them by name makes it, where the cache has none.
 
@@ -172,7 +202,7 @@ def build(now: Any, settings: Settings) -> Iterator[Any]:
     yield _bring(name)
 
 
-@resource(lambda settings: looks())
+@resource(looks)
 def receive(now: Any, settings: Settings) -> Iterator[Any]:
     """The build that the settings name is on the host, whole: one that another host has made comes from the cache.
 
@@ -223,20 +253,25 @@ def _bring(name: str) -> FunctionCommand:
 
 
 def _make(now: Any, settings: Settings, name: str, made_of: dict[str, object]) -> Iterator[Any]:
-    source = source_of(settings)
+    kit, source = _kit(now, settings), source_of(settings)
+    if kit:
+        yield from cuda.toolkit_commands(now, settings)
     path = f"{layout.SOURCES}/{source.sha256}.tar.gz"
     if source.path and source.sha256:
         yield send(transfer.send_file, source.path, path, sha256=source.sha256)
     measured, wanted = now["system"], settings.llama_cpp
+    of_one = rules.BYTES_PER_CUDA_JOB if kit else rules.BYTES_PER_JOB
     argument = {
         "build_id": name,
         "source": source.for_host(path),
         "commit": source.commit,
-        "options": _options(settings),
+        "options": _options(settings, kit),
         "targets": list(rules.TARGETS),
-        "jobs": wanted.jobs or rules.jobs(measured["cores"], measured["memory_available"]),
+        "jobs": wanted.jobs or rules.jobs(measured["cores"], measured["memory_available"], of_one),
         "inputs": made_of,
         "ccache_dir": f"{layout.CACHE}/ccache",
         "environment": network.environment(settings.network.proxy, layout.CA_FILE if settings.network.ca_file else None),
+        "require_gpu": bool(kit) and settings.cuda.require_gpu,
+        **({"toolkit": {"root": kit.root, "release": kit.release}} if kit else {}),
     }
     yield follow("build", argument, key=name, limit_s=wanted.time_limit_minutes * 60)

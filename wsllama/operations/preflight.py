@@ -8,24 +8,22 @@ from typing import Any
 from pyinfra import state
 
 from wsllama import layout
-from wsllama.domain import build as rules
 from wsllama.domain import readiness
-from wsllama.operations import llama_cpp, model
+from wsllama.facts import probe
+from wsllama.operations import cuda, llama_cpp, model
 from wsllama.operations.base import Later, Refused, ask_host, fail, resource, tell
 from wsllama.settings import Settings
 
 _LOOK = dict.fromkeys(["systemd", "wsl", "distro", "root", "python"])
 
 
-@resource(
-    lambda settings: {
-        "disk": dict.fromkeys([layout.ROOT, layout.CACHE, layout.MODELS]),
-        "ports": {str(settings.server.port): None},
-        **llama_cpp.looks(),
-        **model.looks(settings),
-        "system": {**_LOOK, **llama_cpp.looks()["system"]},
-    }
-)
+def _looks(settings: Settings) -> probe.Looks:
+    disk = dict.fromkeys([layout.ROOT, layout.CACHE, layout.MODELS, *([cuda.LOCAL] if settings.backend == "cuda" else [])])
+    own: probe.Looks = {"disk": disk, "ports": {str(settings.server.port): None}, "system": dict(_LOOK)}
+    return probe.together(own, llama_cpp.looks(settings), model.looks(settings))
+
+
+@resource(_looks)
 def ready(now: Any, settings: Settings) -> Iterator[Any]:
     """The host can be provisioned: otherwise it fails here, with every reason at once, and nothing was changed on it.
 
@@ -54,9 +52,9 @@ def _missing(now: Any, settings: Settings) -> list[str]:
     lacks = [name for name in names if not now["packages"][name]]
     built = _built(now, settings)
     if not built:
-        need[layout.CACHE] += rules.WORK_BYTES
-        need[layout.ROOT] += rules.RESULT_BYTES
         try:
+            for path, size in llama_cpp.space(now, settings).items():
+                need[path] = need.get(path, 0) + size
             llama_cpp.source_of(settings)
         except Refused as e:
             out.append(str(e))
@@ -72,6 +70,8 @@ def _built(now: Any, settings: Settings) -> bool:
     there = now["builds"][layout.BUILDS]
     try:
         return bool(there.get(llama_cpp.build_id(now, settings)))
+    except Refused:
+        return True  # no toolkit for its GPU: the guards of the next stage say why, and end this host
     except Later:
         return any(b and b["commit"] == llama_cpp.commit_of(settings) for b in there.values())
 

@@ -16,7 +16,7 @@ from wsllama.settings import Settings
 
 def looks(settings: Settings) -> probe.Looks:
     """What `wanted` looks at."""
-    return {**llama_cpp.looks(), **model.looks(settings)}
+    return probe.together(llama_cpp.looks(settings), model.looks(settings))
 
 
 def unit_text(settings: Settings) -> str:

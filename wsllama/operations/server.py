@@ -73,7 +73,7 @@ def number_of(now: Any, digest: str) -> int | None:
     return next((int(n) for n in order if there["numbers"][n]["digest"] == digest), None)
 
 
-@resource(lambda looks, wanted: {**looks, "releases": {layout.ROOT: None}})
+@resource(lambda looks, wanted: probe.together(looks, {"releases": {layout.ROOT: None}}))
 def release(now: Any, looks: Any, wanted: Any) -> Iterator[Any]:
     """The wanted release exists and `current` names it.
 
@@ -122,7 +122,7 @@ def service_looks(inputs: list[str]) -> probe.Looks:
     }
 
 
-@resource(lambda inputs, looks, wanted: {**looks, **service_looks(inputs)})
+@resource(lambda inputs, looks, wanted: probe.together(looks, service_looks(inputs)))
 def service(now: Any, inputs: list[str], looks: Any, wanted: Any) -> Iterator[Any]:
     """Running, and started with the current release and these files as they are now; otherwise it is started again.
 
@@ -191,11 +191,16 @@ def accepted(now: Any) -> Iterator[Any]:
     at_the_end(["", *client.lines(host.name, server.host, server.port, settings.model.alias, key_file)])
 
 
+def came_back(number: str | None, serves: str | None) -> str:
+    """What is to be said when this release was not accepted, and `back` said that that one serves."""
+    if serves is None:
+        return "the service is stopped, there is no earlier release"
+    return "it was accepted before and is left as it is" if serves == number else f"release {serves} serves again"
+
+
 def _not_accepted(found: dict[str, Any], number: str | None) -> Iterator[Any]:
     try:
-        serves = ask_host("release", {"action": "back", "number": number, **PLACES}, "back")["serves"]
-        again = "it was accepted before and is left as it is" if serves == number else f"release {serves} serves again"
-        then = again if serves else "the service is stopped, there is no earlier release"
+        then = came_back(number, ask_host("release", {"action": "back", "number": number, **PLACES}, "back")["serves"])
     except Refused as e:
         then = f"and the last good release could not be started: {e}"
     log = "".join(f"\n    {line}" for line in found.get("log", []))
