@@ -185,6 +185,9 @@ def cuda_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cud
         subprocess.run(["apt-get", "install", "-q", "-y", "--no-install-recommends", "gpg", "gpg-agent"], check=True)
     host = lab.hosts[0]
     host.reset()
+    host.run(
+        "rm -rf /var/lib/apt/lists/* /etc/apt/sources.list /etc/apt/sources.list.d/*"
+    )  # apt reads the distribution's at every start, for seconds
     served = folder / "served"
     served.mkdir()
     bridge = host.address.rpartition(".")[0] + ".1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ import pytest
 
 from tests.operations.fake_hosts import Converge, settings
 from tests.unit.test_openpgp import FINGERPRINT, TEXT
-from wsllama import lock, wheels
+from wsllama import lock, transfer, wheels
 from wsllama.domain import guest
 from wsllama.domain import toolkit as choices
 from wsllama.host.toolkit import TOOLKITS
@@ -334,3 +335,27 @@ def test_preferences_forbid_what_the_guards_refuse() -> None:
     ]
     assert guest.driver_packages([*driver, *others]) == sorted(driver)
     assert [name for name in [*driver, *others] if any(fnmatchcase(name, p) for p in refused)] == driver
+
+
+def test_wheels_are_sent_and_laid_out(converge: Converge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With small wheels in the cache of this machine, so that nothing is fetched."""
+    cache = tmp_path / "wsllama" / "wheels"
+    cache.mkdir(parents=True)
+    small = {}
+    for name, wheel in cuda.pins().wheels["13.0"].packages.items():
+        (cache / wheel.file).write_text(name)
+        sha256 = hashlib.sha256(name.encode()).hexdigest()
+        small[name] = wheel.model_copy(update={"sha256": sha256, "size": len(name)})
+    ours = lock.Cuda(apt=cuda.pins().apt, wheels={"13.0": lock.CudaWheels(toolkit="13.0.3", packages=small)})
+    monkeypatch.setattr(cuda, "pins", lambda: ours)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sent: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(transfer, "send_file", lambda host, source, target, **more: sent.append((source, target, more)))
+    got = converge(toolkit, builder(provider="wheels"), seen=seen(smi=None))
+    assert not got.failed, got.log
+    assert [(source.name, target, more["sha256"]) for source, target, more in sent] == [
+        (wheel.file, f"{cuda.WHEELS}/{wheel.file}", wheel.sha256) for wheel in small.values()
+    ]
+    assert got.commands == ["python3 -I -S - # follow wsllama-toolkit"]
+    argument = got.sent[0]["argument"]
+    assert (argument["release"], len(argument["wheels"])) == ("13.0", len(small))

@@ -26,7 +26,7 @@ LOCKS = (
 LOCKED = re.compile(r"Could not get lock|Unable to (acquire|lock)|is another process using it")
 UNSIGNED = re.compile(
     r"NO_PUBKEY [0-9A-F]+|(?:EXPKEYSIG|EXPSIG|REVKEYSIG|BADSIG|ERRSIG) [0-9A-F]+|Missing key [0-9A-F]+|is not signed"
-    r"|no longer signed|invalid signature|signature could not be verified|expired|Not live until",
+    r"|no longer signed|invalid signature|signature could not be verified|Release file for \S+ is expired|Not live until",
     re.I,
 )
 
