@@ -260,7 +260,8 @@ def test_no_release_of_what_is_not_there(converge: Converge, gone: str, said: st
 
 
 def test_the_libraries_of_wsl_are_found_on_wsl_only() -> None:
-    assert wanted_release(host(), platform="wsl", llama_cpp={"backend": "cpu"}).files["env"] == 'LD_LIBRARY_PATH="/usr/lib/wsl/lib"\n'
+    wsl = wanted_release(host(), platform="wsl", llama_cpp={"backend": "cpu"})
+    assert wsl.files["env"] == 'LD_LIBRARY_PATH="/usr/lib/wsl/lib"\n'
     assert wanted_release(host()).files["env"] == ""
 
 

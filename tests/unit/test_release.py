@@ -26,9 +26,12 @@ echo "version: 1"
 """
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >>"$0.log"
+[ "$1" = show ] && cat "$0.shows" 2>/dev/null
 grep -qx "$1" "$0.fails" 2>/dev/null && { echo "Job for it failed."; echo "See journalctl."; exit 1; } >&2
 exit 0
 """
+UNIT = "llama-server.service"
+RELOAD = "daemon-reload"
 STEPS = ("replace", "rename", "symlink", "unlink", "fsync", "makedirs", "rmdir")
 
 
@@ -61,14 +64,17 @@ def script(path: Path, text: str) -> None:
 
 class Host:
     def __init__(self, folder: Path) -> None:
-        self.root, self.bin, self.stamp = folder / "root", folder / "bin", folder / "stamp"
-        self.root.mkdir()
-        script(folder / "builds/b/bin/llama-server", SERVER)
+        self.root, self.bin, self.stamp, self.unit = folder / "root", folder / "bin", folder / "stamp", folder / "a.service"
         script(self.bin / "systemctl", SYSTEMCTL)
-        self.links = {"build": str(folder / "builds/b"), "model": str(folder / "models/m")}
+        self.build("b")
 
     def argument(self, action: str, **more: Any) -> dict[str, Any]:
-        return {"action": action, "root": str(self.root), "unit": "llama-server.service", "stamp": str(self.stamp), **more}
+        places = {"root": str(self.root), "stamp": str(self.stamp), "unit": UNIT, "unit_file": str(self.unit)}
+        return {"action": action, **places, **more}
+
+    def build(self, name: str) -> str:
+        script(self.root / f"builds/{name}/bin/llama-server", SERVER)
+        return name
 
     def run(self, action: str, **more: Any) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"}
@@ -77,27 +83,45 @@ class Host:
         assert "Traceback" not in p.stderr, p.stderr
         return p
 
-    def release(self, number: int, words: tuple[str, ...] = ()) -> dict[str, Any]:
+    def release(self, number: int, words: tuple[str, ...] = (), build: str = "b") -> dict[str, Any]:
         """What a release of this number is made of."""
         return {
             "number": number,
-            "links": self.links,
-            "files": {"args": f"ARGS={number}\n", "env": ""},
-            "record": {"model": {"file": "m/a.gguf"}, "build": "b"},
+            "links": {"build": str(self.root / "builds" / build), "model": str(self.root / "models/m")},
+            "files": {"args": f"ARGS={number}\n", "env": "", "unit": f"[Unit]\nDescription={number}\n"},
+            "record": {"model": {"file": "m/a.gguf"}, "server": {}, "build": build},
             "digest": f"d{number}",
             "check": ["--port", "1", *words],
         }
 
-    def make(self, number: int, words: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        return self.run("make", **self.release(number, words))
+    def make(self, number: int, words: tuple[str, ...] = (), build: str = "b") -> subprocess.CompletedProcess[str]:
+        return self.run("make", **self.release(number, words, build))
+
+    def accept(self, number: int, baseline: Any = None, keep: int = 5) -> subprocess.CompletedProcess[str]:
+        return self.run("accept", number=number, baseline=baseline, keep=keep)
+
+    def serve(self, number: int, keep: int = 5, build: str = "b", accepted: bool = True) -> None:
+        """All that a deploy does to serve this release; it exists already, or is made."""
+        if not (self.root / f"releases/{number}").exists():
+            done(self.make(number, build=build))
+        done(self.run("switch", number=number))
+        if accepted:
+            done(self.accept(number, baseline={}, keep=keep))
+
+    def says_of_the_unit(self, text: str) -> None:
+        (self.bin / "systemctl.shows").write_text(f"{text}\n")
 
     def fails(self, *verbs: str) -> None:
         (self.bin / "systemctl.fails").write_text("".join(f"{v}\n" for v in verbs))
 
     @property
     def asked(self) -> list[str]:
+        """Words that systemctl was called with to change something."""
         log = self.bin / "systemctl.log"
-        return log.read_text().splitlines() if log.exists() else []
+        return [words for words in log.read_text().splitlines() if not words.startswith("show")] if log.exists() else []
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(os.listdir(self.root / folder))
 
     @property
     def seen(self) -> dict[str, Any]:
@@ -122,11 +146,40 @@ def test_a_release_is_made_whole_and_then_switched_to(host: Host) -> None:
     assert host.seen["numbers"].keys() == {"1"}
     assert host.seen["current"] is None
     record = json.loads((host.root / "releases/1/release.json").read_text())
-    assert (record["digest"], record["build"], record["links"]) == ("d1", "b", host.links)
+    assert (record["digest"], record["build"], record["links"]) == ("d1", "b", host.release(1)["links"])
     done(host.run("switch", number=1))
     assert os.readlink(host.root / "current") == "releases/1"
     assert (host.root / "current/args").read_text() == "ARGS=1\n"
-    assert host.asked == [], "neither starts anything"
+    assert host.unit.read_text() == "[Unit]\nDescription=1\n"
+    assert host.unit.stat().st_mode & 0o777 == 0o644
+    assert host.asked == [RELOAD], "neither starts anything"
+
+
+def test_the_unit_is_installed_when_it_is_another_one(host: Host) -> None:
+    host.serve(1, accepted=False)
+    host.serve(1, accepted=False)
+    assert host.asked == [RELOAD]
+    host.serve(2, accepted=False)
+    assert host.unit.read_text() == "[Unit]\nDescription=2\n"
+    assert host.asked == [RELOAD, RELOAD]
+
+
+def test_a_unit_that_systemd_was_not_told_of(host: Host) -> None:
+    host.serve(1, accepted=False)
+    for said, reloads in (("no", 1), ("yes", 2)):
+        host.says_of_the_unit(said)
+        done(host.run("switch", number=1))
+        assert host.asked == [RELOAD] * reloads
+
+
+def test_a_release_without_its_unit_is_not_switched_to(host: Host) -> None:
+    host.serve(1, accepted=False)
+    done(host.make(2))
+    (host.root / "releases/2/unit").unlink()
+    p = host.run("switch", number=2)
+    assert p.returncode == 1
+    assert p.stderr == f"{host.root}/releases/2/unit: No such file or directory; mend that and run again\n"
+    assert host.seen["current"] == "1"
 
 
 def test_words_that_the_program_refuses(host: Host) -> None:
@@ -151,7 +204,8 @@ def test_a_number_that_another_run_took_meanwhile(host: Host) -> None:
 
 
 @pytest.mark.parametrize("action", ["make", "switch"])
-def test_killed_at_every_step(host: Host, tmp_path: Path, action: str) -> None:
+def test_killed_at_every_step(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str) -> None:
+    monkeypatch.setenv("PATH", f"{host.bin}:{os.environ['PATH']}")
     make, switch = host.argument("make", **host.release(2)), host.argument("switch", number=2)
     done(host.make(1))
     done(host.run("switch", number=1))
@@ -162,6 +216,7 @@ def test_killed_at_every_step(host: Host, tmp_path: Path, action: str) -> None:
     for step in range(100):
         shutil.rmtree(host.root)
         shutil.copytree(before, host.root, symlinks=True)
+        host.unit.write_text("[Unit]\nDescription=1\n")
         killed = killed_before(step, make if action == "make" else switch)
         now = host.seen
         assert now["current"] in now["numbers"], f"step {step}: {now}"
@@ -174,6 +229,7 @@ def test_killed_at_every_step(host: Host, tmp_path: Path, action: str) -> None:
         assert host.seen["numbers"].keys() == {"1", "2"}
         assert host.seen["current"] == "2"
         assert host.leftovers() == [], f"step {step}"
+        assert host.unit.read_text() == "[Unit]\nDescription=2\n"
     assert step > (8 if action == "make" else 2)
 
 
@@ -214,12 +270,12 @@ def test_what_runs_already_is_not_started_again(host: Host) -> None:
 def test_accepted_is_recorded_and_enabled(host: Host) -> None:
     done(host.make(1))
     done(host.run("switch", number=1))
-    done(host.run("accept", number=1, baseline={"version": "1"}))
+    done(host.accept(1, baseline={"version": "1"}))
     assert os.readlink(host.root / "last-good") == "releases/1"
     assert json.loads((host.root / "releases/1/baseline.json").read_text()) == {"version": "1"}
-    assert host.asked == ["enable --quiet llama-server.service"]
+    assert host.asked == [RELOAD, "enable --quiet llama-server.service"]
     assert host.seen["numbers"]["1"]["accepted"]
-    done(host.run("accept", number=1, baseline=None))
+    done(host.accept(1, baseline=None))
     assert json.loads((host.root / "releases/1/baseline.json").read_text()) == {"version": "1"}, "the first record stays"
 
 
@@ -227,7 +283,7 @@ def test_what_is_no_longer_current_is_not_accepted(host: Host) -> None:
     for number in (1, 2):
         done(host.make(number))
         done(host.run("switch", number=number))
-    p = host.run("accept", number=1, baseline={})
+    p = host.accept(1, baseline={})
     assert p.returncode == 1
     assert p.stderr.startswith("release 1 gave way to release 2 of another run while it was asked; run again")
     assert not (host.root / "last-good").exists()
@@ -237,18 +293,15 @@ def test_enabling_that_fails_is_one_sentence(host: Host) -> None:
     done(host.make(1))
     done(host.run("switch", number=1))
     host.fails("enable")
-    p = host.run("accept", number=1, baseline={})
+    p = host.accept(1, baseline={})
     assert p.returncode == 1
     assert p.stderr == "llama-server.service can't be enabled at boot: Job for it failed. See journalctl.\n"
 
 
 def accepted_then(host: Host) -> None:
     """Release 1 was accepted; 2 is current."""
-    for number in (1, 2):
-        done(host.make(number))
-        done(host.run("switch", number=number))
-        if number == 1:
-            done(host.run("accept", number=1, baseline={}))
+    host.serve(1)
+    host.serve(2, accepted=False)
     host.stamp.write_text("x")
 
 
@@ -258,6 +311,8 @@ def test_back_to_the_last_good(host: Host) -> None:
     done(p)
     assert json.loads(p.stdout) == {"serves": "1"}
     assert host.seen["current"] == "1"
+    assert host.unit.read_text() == "[Unit]\nDescription=1\n"
+    assert host.asked[-3:-1] == [RELOAD, "reset-failed llama-server.service"]
     assert host.asked[-1] == "restart llama-server.service"
     assert not host.stamp.exists(), "the next run starts what is wanted again"
 
@@ -278,11 +333,85 @@ def test_back_without_anything_good_stops(host: Host) -> None:
     done(host.run("switch", number=1))
     p = host.run("back", number=1)
     assert json.loads(p.stdout) == {"serves": None}
-    assert host.asked == ["stop llama-server.service"]
+    assert host.asked[-1] == "stop llama-server.service"
+    assert [words for words in host.asked if words.startswith("restart")] == []
+
+
+def test_the_newest_releases_stay_beside_current_and_last_good(host: Host) -> None:
+    for number in range(1, 6):
+        host.serve(number, keep=2)
+    assert host.names("releases") == ["3", "4", "5"]
+    host.serve(3, keep=1)
+    assert host.names("releases") == ["3", "4", "5"], "the newest one is nobody's to remove, another run may need it"
+    host.serve(6, keep=1)
+    assert host.names("releases") == ["5", "6"]
+    assert (os.readlink(host.root / "current"), os.readlink(host.root / "last-good")) == ("releases/6", "releases/6")
+
+
+def test_what_was_never_accepted_takes_no_place(host: Host) -> None:
+    host.serve(1)
+    for number in (2, 3, 4):
+        host.serve(number, accepted=False)
+        done(host.run("back", number=number))
+    host.serve(5, keep=1)
+    assert host.names("releases") == ["1", "5"]
+
+
+def test_builds_go_with_the_last_release_that_needs_them(host: Host) -> None:
+    for number, build in enumerate(("b", "b2", "b2", "b3"), start=1):
+        host.serve(number, keep=1, build=host.build(build))
+    assert host.names("releases") == ["3", "4"]
+    assert host.names("builds") == ["b2", "b3"]
+    (host.root / "builds/.partial").mkdir()
+    host.serve(5, keep=1, build="b3")
+    assert host.names("builds") == [".partial", "b3"], "what is being unpacked is not looked at"
+    assert host.seen["numbers"].keys() == {"4", "5"}
+
+
+def test_a_build_that_was_made_meanwhile_stays(host: Host) -> None:
+    """Another run has built, and is about to make a release of it."""
+    host.serve(1, accepted=False)
+    host.build("other")
+    done(host.accept(1, baseline={}))
+    assert host.names("builds") == ["b", "other"]
+    host.serve(2)
+    assert host.names("builds") == ["b"]
+
+
+def test_a_release_that_was_damaged_by_hand_does_not_stop_it(host: Host) -> None:
+    host.serve(1)
+    (host.root / "releases/1/build").unlink()
+    host.serve(2, build=host.build("b2"))
+    assert host.names("builds") == ["b2"]
+
+
+def test_killed_while_it_accepts_and_prunes(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{host.bin}:{os.environ['PATH']}")
+    for number in (1, 2, 3):
+        host.serve(number, build=host.build(f"b{number}"), accepted=number < 3)
+    shutil.copytree(host.root, tmp_path / "before", symlinks=True)
+    for step in range(100):
+        shutil.rmtree(host.root)
+        shutil.copytree(tmp_path / "before", host.root, symlinks=True)
+        killed = killed_before(step, host.argument("accept", number=3, baseline={}, keep=1))
+        now = host.seen
+        assert now["current"] == "3"
+        assert now["last-good"] in ("2", "3")
+        for number in {"3", now["last-good"]}:
+            assert (host.root / f"releases/{number}/build/bin/llama-server").exists()
+            assert number in now["numbers"]
+        if not killed:
+            break
+        os.utime(host.root / "releases/3/release.json")  # copied, every build is younger than it
+        release.main(host.argument("accept", number=3, baseline={}, keep=1))
+        assert host.names("releases") == ["2", "3"]
+        assert host.names("builds") == ["b2", "b3"]
+        assert host.leftovers() == []
+    assert step > 8
 
 
 def test_a_root_that_is_not_there_is_one_sentence(host: Host) -> None:
-    host.root.rmdir()
+    shutil.rmtree(host.root)
     p = host.run("switch", number=1)
     assert p.returncode == 1
     assert p.stderr.count("\n") == 1

@@ -89,16 +89,24 @@ def now(a: dict[str, Any]) -> str:
 
 def switch(a: dict[str, Any]) -> None:
     """`current` names this release, and systemd knows its unit: another address or memory lock may need other directives."""
-    link(os.path.join(a["root"], "current"), "releases/{}".format(a["number"]))
-    with open(os.path.join(a["root"], "current", "unit"), encoding="utf-8") as f:
+    with open(os.path.join(a["root"], "releases", str(a["number"]), "unit"), encoding="utf-8") as f:
         text = f.read()
+    link(os.path.join(a["root"], "current"), "releases/{}".format(a["number"]))
+    there = None
     if os.path.exists(a["unit_file"]):
         with open(a["unit_file"], encoding="utf-8") as f:
-            if f.read() == text:
-                return
-    put(a["unit_file"], text)
-    os.chmod(a["unit_file"], 0o644)
-    subprocess.run(["systemctl", "daemon-reload"], check=True)
+            there = f.read()
+    if there != text:
+        put(a["unit_file"], text)
+        os.chmod(a["unit_file"], 0o644)
+    if there != text or stale(a["unit"]):
+        subprocess.run(["systemctl", "daemon-reload"], check=True)
+
+
+def stale(unit: str) -> bool:
+    """Whether systemd has read another unit than the one that is there: an earlier run was killed before it told systemd."""
+    command = ["systemctl", "show", "--value", "-p", "NeedDaemonReload", unit]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.strip() == "yes"
 
 
 def start(a: dict[str, Any]) -> None:
@@ -132,24 +140,31 @@ def accept(a: dict[str, Any]) -> None:
     p = subprocess.run(["systemctl", "enable", "--quiet", a["unit"]], stderr=subprocess.PIPE, text=True)
     if p.returncode:
         raise SystemExit("{} can't be enabled at boot: {}".format(a["unit"], " ".join(p.stderr.split())))
-    prune(a["root"], a["keep"])
+    prune(a["root"], folder, a["keep"])
 
 
-def prune(root: str, keep: int) -> None:
-    """Remove releases but for the newest ones, `current` and `last-good`, then the builds that no release needs."""
+def prune(root: str, accepted: str, keep: int) -> None:
+    """Remove releases, then the builds that no release needs.
+
+    What stays: `current`, `last-good`, and of the others the newest `keep` that can be rolled back to. What another run may
+    be about to switch to stays as well: the newest release, and builds that are younger than the accepted one.
+    """
     folder, builds = os.path.join(root, "releases"), os.path.join(root, "builds")
     numbers = sorted((n for n in os.listdir(folder) if n.isdigit()), key=int, reverse=True)
-    links = (os.path.join(root, name) for name in ("current", "last-good"))
-    kept = {*numbers[:keep], *(os.path.basename(os.readlink(path)) for path in links if os.path.islink(path))}
+    links = [os.path.join(root, name) for name in ("current", "last-good")]
+    kept = {numbers[0], *(os.path.basename(os.readlink(path)) for path in links)}
+    spare = [n for n in numbers if n not in kept and os.path.exists(os.path.join(folder, n, "baseline.json"))]
+    kept.update(spare[:keep])
     for number in set(numbers) - kept:
         shutil.rmtree(os.path.join(folder, number))
-    needed = {os.path.basename(os.readlink(os.path.join(folder, n, "build"))) for n in kept & set(numbers)}
-    for build in os.listdir(builds) if os.path.isdir(builds) else ():
-        if not build.startswith(".") and build not in needed:
-            shutil.rmtree(os.path.join(builds, build))
+    needed = {os.path.realpath(os.path.join(folder, n, "build")) for n in kept}
+    made = os.stat(os.path.join(accepted, "release.json")).st_mtime
+    for path in (os.path.join(builds, name) for name in os.listdir(builds) if not name.startswith(".")):
+        if os.path.realpath(path) not in needed and os.stat(path).st_ctime < made:
+            shutil.rmtree(path)
 
 
-def back(a: dict[str, Any]) -> None:
+def back(a: dict[str, Any]) -> dict[str, Any]:
     """Serve the last good release again, or nothing when there is none. What is accepted or another run's stays as it is."""
     path = os.path.join(a["root"], "last-good")
     good = os.readlink(path)[len("releases/") :] if os.path.exists(path) else None
@@ -163,13 +178,14 @@ def back(a: dict[str, Any]) -> None:
             restart(a["unit"])
         else:
             subprocess.run(["systemctl", "stop", a["unit"]], check=False)
-    print(json.dumps({"serves": good}))
+    return {"serves": good}
 
 
 def main(a: dict[str, Any]) -> None:
     try:
         with open(os.path.join(a["root"], ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)
+            done = {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)
+            print(json.dumps(done or {}))
     except OSError as e:
         raise SystemExit(f"{e.filename or a['root']}: {e.strerror or e}; mend that and run again") from None
