@@ -61,5 +61,5 @@ def serve(fleet: Fleet, host: Any, number: str, made_of: dict[str, Any]) -> str 
         return f"its build, its model or {' or '.join(inputs)} is not there any more"
     fleet.run(host, "release", {"action": "start", "digest": digest, **PLACES})
     wanted = settings_of(host).acceptance.model_dump()
-    found = fleet.run(host, "accept", acceptance(made_of["server"], made_of["model"]["alias"], number, wanted, whole=True))
+    found = fleet.run(host, "accept", acceptance(made_of, number, wanted, whole=True))
     return found.get("error")

@@ -103,6 +103,7 @@ class Host:
             "release": f"{self.folder}/release",
             "program": f"{self.folder}/bin/llama-server",
             "whole": True,
+            "gpu": False,
             "prompt": "Reply with the single word READY.",
             "thinking_tokens": 64,
             "answer_tokens": 32,
@@ -306,3 +307,27 @@ def test_ask_gets_no_answer(host: Host, change: Change, said: str) -> None:
     assert p.returncode == 1
     assert said in p.stderr
     assert p.stderr.count("\n") == 1
+
+
+ON_GPU = "load_tensors: offloaded 41/41 layers to GPU\nload_tensors:        CUDA0 model buffer size =  7650.31 MiB\n"
+
+
+def test_a_server_on_its_gpu(host: Host) -> None:
+    host.log(ON_GPU)
+    assert host.accept(gpu=True)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        ON_GPU + "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected\n",
+        "warning: no usable GPU found, --gpu-layers option will be ignored\n",
+        "load_tensors:   CPU_Mapped model buffer size = 20743.00 MiB\n",
+    ],
+)
+def test_a_server_that_fell_back_to_the_cpu(host: Host, log: str) -> None:
+    host.log(log)
+    found = host.accept(gpu=True)
+    assert found["ok"] is False
+    assert "fell back to the CPU" in found["error"]
+    assert host.accept(gpu=False)["ok"] is True

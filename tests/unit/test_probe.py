@@ -217,6 +217,7 @@ def release(root: Path, number: str, accepted: bool = False) -> Path:
         "digest": f"d{number}",
         "model": "m",
         "server": {"port": 1},
+        "gpu": False,
         "build": "b",
         "links": {"build": "/builds/b"},
         "sha256": {"args": hashlib.sha256(b"x").hexdigest()},
@@ -242,8 +243,8 @@ def test_releases(tmp_path: Path) -> None:
     (tmp_path / "last-good").symlink_to("releases/1")
     found = probe.releases([str(tmp_path)])[str(tmp_path)]
     assert found["numbers"] == {
-        "1": {"digest": "d1", "accepted": True, "model": "m", "server": {"port": 1}, "build": "b"},
-        "2": {"digest": "d2", "accepted": False, "model": "m", "server": {"port": 1}, "build": "b"},
+        "1": {"digest": "d1", "accepted": True, "model": "m", "server": {"port": 1}, "gpu": False, "build": "b"},
+        "2": {"digest": "d2", "accepted": False, "model": "m", "server": {"port": 1}, "gpu": False, "build": "b"},
     }
     assert (found["current"], found["last-good"], found["highest"]) == ("2", "1", 9)
 

@@ -20,6 +20,10 @@ TEMPLATE_TROUBLE = re.compile(
     r"|falling back to chatml"
 )
 
+# What it logs when the GPU that it was built for is not used; it serves on the CPU then, and /health is 200 (llama.cpp#27923).
+FALLEN_BACK = re.compile(r"failed to initialize CUDA|no usable GPU found|no CUDA-capable device|found no NVIDIA driver")
+ON_GPU = re.compile(r"\bCUDA\d+ +(?:model|KV|RS|compute) buffer size")
+
 # llama-server marks its errors with E; the rest is what the GPU's runtime, an assertion or systemd says of its end.
 CAUSE = re.compile(r"^\S+ E |CUDA error|GGML_ASSERT|terminate called|[Oo]ut of memory|Main process exited")
 
@@ -102,6 +106,16 @@ def with_thinking(server: Server, a: dict[str, Any]) -> dict[str, Any]:
     return {"content": content, "reasoning": reasoning, "finish_reason": finish}
 
 
+def on_gpu(log: str) -> None:
+    """Raise NotAccepted unless the log of this start shows that something lies on the GPU."""
+    fallen = next((line.strip() for line in log.splitlines() if FALLEN_BACK.search(line)), None)
+    if fallen or not ON_GPU.search(log):
+        raise NotAccepted(
+            f"the server fell back to the CPU ({fallen or 'its log shows no buffer on a GPU'}): see `nvidia-smi` in Windows and"
+            " `wsl --update`, or set cuda.require_gpu to False"
+        )
+
+
 def output(*command: str) -> str | None:
     try:
         p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=60)
@@ -160,6 +174,8 @@ def main(a: dict[str, Any]) -> None:
             found["reply"] = with_thinking(server, a)
             if trouble := [x for x in of_start(found["invocation"]).splitlines() if TEMPLATE_TROUBLE.search(x)]:
                 raise NotAccepted(f"the log speaks of a template error: {trouble[0].strip()}")
+            if a["gpu"]:
+                on_gpu(of_start(found["invocation"]))
             found["baseline"] = record(server, a)
         found["ok"] = True
     except (NotAccepted, OSError) as e:

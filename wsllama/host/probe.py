@@ -261,6 +261,7 @@ def releases(roots: Iterable[str]) -> Facet:
                     "accepted": accepted,
                     "model": record["model"],
                     "server": record["server"],
+                    "gpu": record["gpu"],
                     "build": record["build"],
                 }
         out[root] = {

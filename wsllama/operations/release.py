@@ -10,7 +10,7 @@ from wsllama.facts import probe
 from wsllama.operations import llama_cpp, model
 from wsllama.operations.base import Later
 from wsllama.operations.files import render
-from wsllama.operations.server import Release
+from wsllama.operations.server import Release, wants_gpu
 from wsllama.settings import Settings
 
 
@@ -56,6 +56,7 @@ def wanted(now: Any, settings: Settings) -> Release:
             "commit": llama_cpp.commit_of(settings),
             "model": {"file": file, "sha256": sha256, "alias": settings.model.alias},
             "server": settings.server.model_dump(mode="json"),
+            "gpu": wants_gpu(settings),
         },
         check=words,
     )

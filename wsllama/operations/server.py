@@ -17,6 +17,7 @@ from wsllama.facts import probe
 from wsllama.guard import at_the_end, settings_of
 from wsllama.operations.base import Later, Refused, ask_host, fail, on_host, resource, tell
 from wsllama.operations.files import File, changes, look_at
+from wsllama.settings import Settings
 
 # In a host's connector_data: this run has started the service, so acceptance waits with progress and asks everything.
 STARTED = "wsllama.started"
@@ -141,16 +142,22 @@ def service(now: Any, inputs: list[str], looks: Any, wanted: Any) -> Iterator[An
         yield on_host("release", {"action": "start", "digest": digest, **PLACES}, "start")
 
 
-def acceptance(server: Any, alias: str, number: str | None, wanted: Any, whole: bool) -> dict[str, Any]:
+def wants_gpu(settings: Settings) -> bool:
+    """Whether a server that does not use the GPU is no good."""
+    return settings.backend == "cuda" and settings.cuda.require_gpu
+
+
+def acceptance(of: Any, number: str | None, wanted: Any, whole: bool) -> dict[str, Any]:
     """The argument of wsllama/host/accept.py.
 
-    server: what the release's server was told; alias: its id for clients; number: of the release; wanted: the settings'
-    topic `acceptance` as a dictionary; whole: ask everything, and not only what tells that it still answers.
+    of: server, model and gpu as a release records them; number: of the release; wanted: the settings' topic `acceptance` as
+    a dictionary; whole: ask everything, and not only what tells that it still answers.
     """
     return {
-        "url": client.base_url(server["host"], server["port"]),
-        "alias": alias,
-        "key_file": layout.API_KEY if server["api_key"] else None,
+        "url": client.base_url(of["server"]["host"], of["server"]["port"]),
+        "alias": of["model"]["alias"],
+        "key_file": layout.API_KEY if of["server"]["api_key"] else None,
+        "gpu": of["gpu"],
         "unit": layout.UNIT,
         "release": f"{layout.RELEASES}/{number}",
         "program": f"{layout.CURRENT}/build/bin/llama-server",
@@ -173,7 +180,8 @@ def accepted(now: Any) -> Iterator[Any]:
     before = bool(there["numbers"].get(number or "", {}).get("accepted")) and there["last-good"] == number
     whole = not before or bool(host.connector_data.get(STARTED))
     server = settings.server
-    argument = acceptance(server.model_dump(), settings.model.alias, number, settings.acceptance.model_dump(), whole)
+    of = {"server": server.model_dump(), "model": {"alias": settings.model.alias}, "gpu": wants_gpu(settings)}
+    argument = acceptance(of, number, settings.acceptance.model_dump(), whole)
     if host.connector_data.get(STARTED):
         yield on_host("accept", {**argument, "only": "wait"}, "wait", show=True)
     began = time.monotonic()
