@@ -288,6 +288,7 @@ SAMPLES = [
         runs_as_in_wsl,
         lambda w, h: h.run(["mkdir", "-p", "/run/WSL"]),
     ),
+    Sample("keep_releases", lambda w, h: {"keep_releases": 1}, lambda w, h: None),  # heeded when a release is accepted next
     Sample("llama_cpp.backend", lambda w, h: {"llama_cpp": {"backend": "cpu"}}, nothing),
     Sample("llama_cpp.git_url", lambda w, h: {"llama_cpp": git(w, h)}, built_from("git"), no_build),
     Sample("llama_cpp.source", lambda w, h: {"llama_cpp": {"source": "git"}}, nothing),
