@@ -100,6 +100,12 @@ def test_what_hides_the_gpu_fails_the_host(converge: Converge, found: dict[str, 
     assert said in got.log
 
 
+def test_one_cause_is_one_sentence(converge: Converge) -> None:
+    got = converge(cuda.guards, on_wsl(), seen=seen(smi=None))
+    assert got.failed
+    assert "cuda.compute" not in got.log, "that it isn't known follows from the driver that is missing"
+
+
 def test_a_gpu_that_nvidia_smi_crashes_on_is_none_the_less_there(converge: Converge) -> None:
     assert not converge(cuda.guards, on_wsl(cuda={"compute": ["8.9"]}), seen=seen(smi=CRASHED)).failed
 
