@@ -29,15 +29,31 @@ def target(there: dict[str, Any], to: int | None) -> str:
     return str(before[-1])
 
 
+def lacking(now: dict[str, Any], made_of: dict[str, Any]) -> list[str]:
+    """What a release needs and the host has no longer. now: of the probe; made_of: what it says of the release."""
+    file = made_of["model"]["file"]
+    model = now["models"][layout.MODELS].get(file)
+    there = {
+        f"build {made_of['build']}": now["builds"][layout.BUILDS].get(made_of["build"]),
+        f"the model {layout.MODELS}/{file} as it was": model and model["intact"],
+        layout.API_KEY: now["files"][layout.API_KEY] or not made_of["server"]["api_key"],
+    }
+    return [what for what, found in there.items() if not found]
+
+
 def roll_back(fleet: Fleet, host: Any, to: int | None = None) -> dict[str, Any]:
     """Serve an earlier release and ask it everything; the last good one comes back when it isn't accepted.
 
     Returns {"from", "to", "changed"}. Raises RemoteError with one sentence.
     """
-    there = fleet.run(host, "probe", {"releases": {layout.ROOT: None}})["releases"][layout.ROOT]
+    now = fleet.run(host, "probe", service_looks([layout.API_KEY]))
+    there = now["releases"][layout.ROOT]
     number = target(there, to)
+    made_of = there["numbers"][number]
+    if gone := lacking(now, made_of):
+        raise RemoteError(f"release {number} can't be served, it needs {' and '.join(gone)}; nothing was touched")
     try:
-        problem = serve(fleet, host, number, there["numbers"][number])
+        problem = serve(fleet, host, number, made_of)
     except RemoteError as e:
         problem = str(e)
     if problem:
@@ -58,7 +74,7 @@ def serve(fleet: Fleet, host: Any, number: str, made_of: dict[str, Any]) -> str 
     inputs = [layout.UNIT_FILE, *([layout.API_KEY] if made_of["server"]["api_key"] else [])]
     digest = started_with(fleet.run(host, "probe", service_looks(inputs)), inputs)
     if not digest:
-        return f"its build, its model or {' or '.join(inputs)} is not there any more"
+        return "another run took away what it needs meanwhile"
     fleet.run(host, "release", {"action": "start", "digest": digest, **PLACES})
     wanted = settings_of(host).acceptance.model_dump()
     found = fleet.run(host, "accept", acceptance(made_of, number, wanted, whole=True))

@@ -237,6 +237,7 @@ def test_releases(tmp_path: Path) -> None:
     moved.symlink_to("/builds/other")
     (release(tmp_path, "5") / "build").unlink()
     (release(tmp_path, "6") / "release.json").write_text('{"digest":')
+    (release(tmp_path, "7") / "release.json").write_text('{"digest": "d7", "links": {}, "sha256": {}}')
     (release(tmp_path, "9") / "release.json").unlink()
     release(tmp_path, ".partial-10")
     (tmp_path / "current").symlink_to("releases/2")

@@ -247,6 +247,10 @@ def _models(root: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield f"{folder}/{name[: -len('.stamp')]}", dict(stamp, intact=_same(path[: -len(".stamp")], record))
 
 
+# What a release tells of itself.
+RECORDED = ("digest", "model", "server", "gpu", "build")
+
+
 def releases(roots: Iterable[str]) -> Facet:
     """Number -> digest of each whole release, and which number `current` and `last-good` name."""
     out = {}
@@ -256,14 +260,7 @@ def releases(roots: Iterable[str]) -> Facet:
             record = _json(os.path.join(folder, entry, "release.json")) if entry.isdigit() else None
             if record and _whole(os.path.join(folder, entry), record):
                 accepted = os.path.exists(os.path.join(folder, entry, "baseline.json"))
-                found[entry] = {
-                    "digest": record["digest"],
-                    "accepted": accepted,
-                    "model": record["model"],
-                    "server": record["server"],
-                    "gpu": record["gpu"],
-                    "build": record["build"],
-                }
+                found[entry] = {"accepted": accepted, **{key: record[key] for key in RECORDED}}
         out[root] = {
             "numbers": found,
             "highest": max([int(e) for e in os.listdir(folder) if e.isdigit()] or [0]) if os.path.isdir(folder) else 0,
@@ -353,6 +350,8 @@ def guest(keys: Iterable[str]) -> Facet:
 
 
 def _whole(folder: str, record: Mapping[str, Any]) -> bool:
+    if not {"links", "sha256", *RECORDED} <= set(record):
+        return False  # of an earlier version of ours, which recorded less
     try:
         links = all(os.readlink(os.path.join(folder, name)) == target for name, target in record["links"].items())
     except OSError:
