@@ -9,6 +9,7 @@ from typing import Any
 
 # Programs that use other modules of ours, in an order in which each only imports earlier ones. The others stand alone.
 PARTS = {
+    "release": ("wsllama.domain.flags", "wsllama.domain.systemd", "wsllama.host.release"),
     "accept": ("wsllama.host.api", "wsllama.host.accept"),
     "artifact": ("wsllama.host.receive", "wsllama.host.build", "wsllama.host.artifact"),
     "ask": ("wsllama.host.api", "wsllama.host.ask"),

@@ -226,8 +226,8 @@ def test_the_first_release(converge: Converge) -> None:
     make, switch = got.sent
     assert (make["action"], make["number"], switch["action"], switch["number"]) == ("make", 1, "switch", 1)
     assert make["links"] == {"build": f"{BUILDS}/{build_id(host())}", "model": f"{MODELS}/ab"}
-    assert make["check"][:2] == ["--model", "/opt/wsllama/current/model/a.gguf"]
-    assert make["files"].keys() == {"args", "env", "unit"}
+    assert make["words"][:2] == ["--model", "/opt/wsllama/current/model/a.gguf"]
+    assert make["files"].keys() == {"env", "unit"}
     assert make["record"]["commit"] == COMMIT
     assert make["record"]["model"] == {"file": "ab/a.gguf", "sha256": "ab" * 32, "alias": "qwen3.6-35b-a3b"}
 
@@ -434,14 +434,15 @@ def test_the_question_that_fails_itself(converge: Converge) -> None:
 
 
 def test_the_digest_of_a_release_is_of_all_that_is_in_it() -> None:
-    first = server.Release(links={"a": "b"}, files={"args": "x"}, record={"k": 1}, check=[])
+    first = server.Release(links={"a": "b"}, files={"args": "x"}, record={"k": 1}, words=[])
     others = [
-        server.Release(links={"a": "c"}, files={"args": "x"}, record={"k": 1}, check=[]),
-        server.Release(links={"a": "b"}, files={"args": "y"}, record={"k": 1}, check=[]),
-        server.Release(links={"a": "b"}, files={"args": "x"}, record={"k": 2}, check=[]),
+        server.Release(links={"a": "c"}, files={"args": "x"}, record={"k": 1}, words=[]),
+        server.Release(links={"a": "b"}, files={"args": "y"}, record={"k": 1}, words=[]),
+        server.Release(links={"a": "b"}, files={"args": "x"}, record={"k": 2}, words=[]),
+        server.Release(links={"a": "b"}, files={"args": "x"}, record={"k": 1}, words=["--metrics"]),
     ]
-    assert len({r.digest for r in [first, *others]}) == 4
-    assert first.digest == hashlib.sha256(b'{"files": {"args": "x"}, "links": {"a": "b"}, "record": {"k": 1}}').hexdigest()
+    assert len({r.digest for r in [first, *others]}) == 5
+    assert first.digest == hashlib.sha256(b'{"files": {"args": "x"}, "links": {"a": "b"}, "record": {"k": 1}, "words": []}').hexdigest()
 
 
 def test_a_release_needs_the_probe(converge: Converge) -> None:

@@ -20,6 +20,15 @@ from wsllama import program
 from wsllama.host import probe, release
 
 SERVER = """#!/bin/sh
+if [ "$1" = --help ]; then cat <<HELP
+----- server params -----
+
+--port PORT                             port to listen (default: 8080)
+                                        (env: LLAMA_ARG_PORT)
+--load-mode MODE                        how the model is loaded: auto, none, mmap, mlock
+--nonsense                              taken by --help only
+HELP
+exit 0; fi
 for word in "$@"; do [ "$word" = --nonsense ] && { echo "warming up"; echo "error: invalid argument: --nonsense"; exit 1; }; done
 [ "$word" = --version ] || { echo "it was started for real" >&2; exit 9; }
 echo "version: 1"
@@ -88,10 +97,11 @@ class Host:
         return {
             "number": number,
             "links": {"build": str(self.root / "builds" / build), "model": str(self.root / "models/m")},
-            "files": {"args": f"ARGS={number}\n", "env": "", "unit": f"[Unit]\nDescription={number}\n"},
-            "record": {"model": {"file": "m/a.gguf"}, "server": {}, "build": build},
+            "files": {"env": "", "unit": f"[Unit]\nDescription={number}\n"},
+            "record": {"model": {"file": "m/a.gguf"}, "server": {}, "gpu": False, "build": build},
             "digest": f"d{number}",
-            "check": ["--port", "1", *words],
+            "words": ["--port", str(number), *words],
+            "allow_tools": False,
         }
 
     def make(self, number: int, words: tuple[str, ...] = (), build: str = "b") -> subprocess.CompletedProcess[str]:
@@ -149,7 +159,7 @@ def test_a_release_is_made_whole_and_then_switched_to(host: Host) -> None:
     assert (record["digest"], record["build"], record["links"]) == ("d1", "b", host.release(1)["links"])
     done(host.run("switch", number=1))
     assert os.readlink(host.root / "current") == "releases/1"
-    assert (host.root / "current/args").read_text() == "ARGS=1\n"
+    assert (host.root / "current/args").read_text() == 'LLAMA_SERVER_ARGS="\\"--port\\" \\"1\\""\n'
     assert host.unit.read_text() == "[Unit]\nDescription=1\n"
     assert host.unit.stat().st_mode & 0o777 == 0o644
     assert host.asked == [RELOAD], "neither starts anything"
@@ -190,6 +200,22 @@ def test_words_that_the_program_refuses(host: Host) -> None:
     )
     assert host.seen["numbers"] == {}
     assert host.leftovers() == []
+
+
+def test_words_that_the_build_does_not_know(host: Host) -> None:
+    p = host.make(1, words=("--prot", "2"))
+    assert p.returncode == 1
+    assert "--prot" in p.stderr
+    assert p.stderr.strip().endswith("; the service was not touched")
+    assert host.leftovers() == []
+
+
+def test_words_are_spelled_as_the_build_has_them(host: Host) -> None:
+    done(host.make(1, words=("--no-mmap",)))
+    text = (host.root / "releases/1/args").read_text()
+    assert "--load-mode" in text
+    assert "--no-mmap" not in text
+    assert host.seen["numbers"]["1"]["digest"] == "d1", "a release whose words were translated is whole"
 
 
 def test_a_number_that_another_run_took_meanwhile(host: Host) -> None:

@@ -17,7 +17,9 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+from wsllama.domain import flags, systemd
 
 AGAIN = "run again when that one has ended"
 
@@ -61,25 +63,45 @@ def make(a: dict[str, Any]) -> None:
     os.makedirs(partial)
     for name, target in a["links"].items():
         os.symlink(target, os.path.join(partial, name))
-    for name, text in a["files"].items():
+    words = understood(partial, a["words"], a["allow_tools"])
+    files = {**a["files"], "args": systemd.arguments("LLAMA_SERVER_ARGS", words)}
+    for name, text in files.items():
         put(os.path.join(partial, name), text)
-    check(partial, a["check"])
-    sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in a["files"].items()}
+    sums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in files.items()}
     record = dict(a["record"], digest=a["digest"], links=a["links"], sha256=sums, created=time.time())
     put(os.path.join(partial, "release.json"), json.dumps(record, indent=1, sort_keys=True) + "\n")
     os.rename(partial, folder)
     sync(os.path.dirname(folder))
 
 
-def check(folder: str, words: Sequence[str]) -> None:
-    """llama-server reads its arguments in order: with --version as the last one it refuses a wrong one and does nothing else."""
+def understood(folder: str, words: Sequence[str], allow_tools: bool) -> list[str]:
+    """The arguments in the spelling of this build, which its --help tells, and tried on it: nothing was switched yet.
+
+    llama-server reads its arguments in order: with --version as the last one it refuses a wrong one and does nothing else.
+    """
     program = os.path.join(folder, "build", "bin", "llama-server")
-    command = [program, *words, "--version"]
+    known = flags.parse_help(said(program, "--help")[1])
+    if not known.options:
+        refuse(folder, "its --help can't be read")
+    resolved = flags.resolve(words, known, allow_tools)
+    if resolved.problems:
+        refuse(folder, "; ".join(resolved.problems))
+    status, text = said(program, *resolved.words, "--version")
+    if status:
+        refuse(folder, next((line for line in text.splitlines() if "error" in line.lower()), text.strip()[-300:]))
+    for note in resolved.notes:
+        print(note)
+    return resolved.words
+
+
+def said(*command: str) -> tuple[int, str]:
     p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    if p.returncode:
-        shutil.rmtree(folder)
-        said = next((line for line in p.stdout.splitlines() if "error" in line.lower()), p.stdout.strip()[-300:])
-        raise SystemExit(f"llama-server refuses the arguments of the settings: {said}; the service was not touched")
+    return p.returncode, p.stdout
+
+
+def refuse(folder: str, reason: str) -> NoReturn:
+    shutil.rmtree(folder)
+    raise SystemExit(f"llama-server refuses the arguments of the settings: {reason}; the service was not touched")
 
 
 def now(a: dict[str, Any]) -> str:

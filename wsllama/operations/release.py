@@ -47,7 +47,6 @@ def wanted(now: Any, settings: Settings) -> Release:
     return Release(
         links={"build": f"{layout.BUILDS}/{build}", "model": f"{layout.MODELS}/{folder}"},
         files={
-            "args": systemd.arguments("LLAMA_SERVER_ARGS", words),
             "env": systemd.environment_file(environment),
             "unit": unit_text(settings),
         },
@@ -58,5 +57,5 @@ def wanted(now: Any, settings: Settings) -> Release:
             "server": settings.server.model_dump(mode="json"),
             "gpu": wants_gpu(settings),
         },
-        check=words,
+        words=words,
     )

@@ -27,16 +27,16 @@ PLACES = {"root": layout.ROOT, "unit": layout.UNIT, "unit_file": layout.UNIT_FIL
 
 @dataclass(frozen=True)
 class Release:
-    """What a release is made of: links, files, and what is told about it."""
+    """What a release is made of: links, files, llama-server's arguments, and what is told about it."""
 
     links: dict[str, str]
     files: dict[str, str]
     record: dict[str, Any]
-    check: list[str]  # the command whose arguments are tried before anything is switched
+    words: list[str]  # as the settings spell them; the host translates them for its build
 
     @property
     def digest(self) -> str:
-        whole = {"links": self.links, "files": self.files, "record": self.record}
+        whole = {"links": self.links, "files": self.files, "record": self.record, "words": self.words}
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
@@ -87,7 +87,8 @@ def release(now: Any, looks: Any, wanted: Any) -> Iterator[Any]:
     if number is None:
         number = there["highest"] + 1
         tell(f"release {number} is made")
-        argument = {"links": new.links, "files": new.files, "record": new.record, "digest": new.digest, "check": new.check}
+        argument = {"links": new.links, "files": new.files, "record": new.record, "digest": new.digest, "words": new.words}
+        argument["allow_tools"] = new.record["server"]["allow_tools"]
         yield on_host("release", {"action": "make", "number": number, **argument, **PLACES}, "make")
     if there["current"] != str(number):
         tell(f"current: {there['current']} -> {number}")
