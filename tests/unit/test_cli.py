@@ -101,13 +101,14 @@ def test_a_limit_without_match(good: Path) -> None:
     assert (p.exit_code, p.stderr) == (2, "refused: --limit nobody matches no host and no group of the inventory\n")
 
 
-def test_others_refuse_the_same_way(bad: Path) -> None:
-    p = wsllama("verify", bad)
+@pytest.mark.parametrize("command", ["verify", "rollback"])
+def test_others_refuse_the_same_way(bad: Path, command: str) -> None:
+    p = wsllama(command, bad)
     assert p.returncode == 2
     assert [line.removeprefix("refused: ") for line in p.stderr.splitlines()] == BAD
 
 
-@pytest.mark.parametrize("command", [("verify",), ("ask", "?")])
+@pytest.mark.parametrize("command", [("verify",), ("ask", "?"), ("rollback", "--to", "3")])
 def test_a_host_that_cannot_be_reached(tmp_path: Path, command: tuple[str, ...]) -> None:
     ssh = '"ssh_hostname": "127.0.0.1", "ssh_port": 9, "ssh_user": "nobody"'
     (tmp_path / "far").write_text(f'desks = [("desk-1", {{{GOOD}, {ssh}}})]\n')
