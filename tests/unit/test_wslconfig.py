@@ -101,6 +101,8 @@ FINDINGS: list[tuple[Kind, bytes, list[str]]] = [
     ("wslconfig", b"[boot]\nsystemd=true\n", ["wrong_file"]),
     ("wslconfig", b"[system-distro-env]\nA=1\n", ["unknown_section"]),
     ("wslconfig", b"[wsl2] ; mine\nmemory=32GB\n", ["semicolon_comment"]),
+    ("wslconfig", b"[ab-c]\nmemory=32GB\n", ["unknown_section"]),
+    ("wslconfig", b'[general-x]\n[]\nfoo:\n"\n', []),
     ("wslconfig", b"[wsl2]\nmemory=0\n", []),
     ("wslconfig", b"[wsl2]\nmemory=8193MB\nmemory=1GB\n", ["duplicate_key"]),
     ("wslconfig", b"[wsl2]\nmemory=8192MB\n", ["memory_too_small_for_model"]),
@@ -126,6 +128,12 @@ FINDINGS: list[tuple[Kind, bytes, list[str]]] = [
 def test_finds(kind: Kind, data: bytes, ids: list[str]) -> None:
     before = SERVICE if kind == "wslconfig" else b""
     assert sorted({finding.id for finding in lint(before + data, kind)}) == ids
+
+
+def test_settings_below_a_first_header_that_wsl_refuses_are_orphans() -> None:
+    data = b"[ wsl2 ]\nvmIdleTimeout=-1\n" + SERVICE
+    assert [(f.id, f.line) for f in lint(data, "wslconfig")] == [("orphan_key", 2)]
+    assert [(f.id, f.line) for f in advise(data, "wslconfig")] == [("refused_line", 1)]
 
 
 def test_both_idle_keys_must_be_negative_and_in_their_sections() -> None:
@@ -178,6 +186,10 @@ def test_look_alike_names() -> None:
         (b"[experimental]\nautoMemoryReclaim=true\n", ["refused_value"], "none of the words"),
         (b"[experimental]\ndnsTunnelingIpAddress=::1\n", ["refused_value"], "switched off"),
         (b"[wsl2]\nmacAddress=1\n", ["refused_value"], "does not start"),
+        (b"[wsl2]\nmemory: 8GB\n", ["refused_line"], "no ="),
+        (b"// note\n", ["refused_line"], "begins with"),
+        (b'[wsl2]\nkernel="C:/k\n', ["refused_line"], "quote"),
+        (b"[wsl2] x\n[[wsl2]]\n[wsl-2]\n", ["refused_line"] * 3, "header"),
         (b"[wsl2]\nnetworkingMode=mirrored\nfirewall=0\n", [], ""),
         (b"[wsl2]\nnetworkingMode=mirrored\n", ["mirrored"], "firewall"),
         (b"[wsl2]\nnetworkingMode=mirrored\nfirewall=0\nlocalhostForwarding=true\n", ["mirrored"], "no effect"),

@@ -62,9 +62,12 @@ def advise(data: bytes, kind: Kind) -> list[Finding]:
     reading = read(text, kind)
     found = []
     for line in reading.lines:
+        at = _place(text, line.start)
         for what, fix in (_REFUSED[warned] for warned in dict.fromkeys(line.warnings) if warned in _REFUSED):
-            what = f"{line.name}: WSL does not take {_shown(line)}: {what}."
-            found.append(Finding("refused_value", _place(text, line.start), what, fix))
+            found.append(Finding("refused_value", at, f"{line.name}: WSL does not take {_shown(line)}: {what}.", fix))
+        if line.problem in _MALFORMED and line is not reading.stop:
+            what, fix = _MALFORMED[line.problem]
+            found.append(Finding("refused_line", at, f"WSL passes over this line: {what}.", fix))
     return found + [Finding("mirrored", _line_of(reading, key), what, fix) for key, what, fix in _mirrored(reading)]
 
 
@@ -73,6 +76,17 @@ _REFUSED = {
     "ConfigInvalidEnum": ("it is none of the words that this setting has", "Look up the setting's words, or take the line out."),
     "ConfigInvalidIp": ("it is no IPv4 address, so DNS tunnelling is switched off", "Write an address like 10.255.255.254."),
     "ConfigMacAddress": ("it is no MAC address, so WSL does not start at all", "Write an address like 00:15:5D:01:02:03."),
+}
+
+
+_MALFORMED = {
+    "ConfigInvalidKey": ("it begins with what no setting begins with", "Begin comments with #."),
+    "ConfigExpected(=)": ("there is no = behind the setting's name, which has letters and digits only", "Write name=value."),
+    'ConfigExpected(")': ("a quote is open at its end", 'Close the quote, or write \\" for one that belongs to the value.'),
+    **dict.fromkeys(
+        ("ConfigInvalidSection", "ConfigExpected(])", "ConfigExpected(eol)"),
+        ("a header is a bare name in brackets, and nothing else stands in its line", "Write it as in [wsl2]."),
+    ),
 }
 
 
@@ -139,10 +153,9 @@ def _broken(line: Line, raw: str, kind: Kind) -> Iterator[tuple[str, str, str]]:
     elif line.header and re.search(r"\]\s*;", raw):
         what = "A ; does not begin a comment here: WSL refuses the header, and its settings with it."
         yield "semicolon_comment", what, "Begin comments with #."
-    elif line.header and kind == "wslconfig":
-        shown = raw.strip()
-        what = f"{shown} is no header that WSL knows: it needs the bare name in brackets and nothing beside it."
-        yield "unknown_section", what, f"Write one of {_sections(kind)}."
+    elif line.header and line.section and line.section.lower() not in SECTIONS[kind] and kind == "wslconfig":
+        what = f"WSL refuses the header {raw.strip()}, and what stands below it belongs to no section that it knows."
+        yield "unknown_section", what, f"Write the bare name in brackets, one of {_sections(kind)}."
 
 
 def _section(name: str, kind: Kind) -> Iterator[tuple[str, str, str]]:
