@@ -239,15 +239,14 @@ def _legal(key: Key, value: Any) -> bool:
 
 
 def _untouched(kind: Kind, text: str, wanted: dict[str, Any]) -> str:
-    """The text without the lines that say something about a wanted key, and up to where WSL stops reading."""
+    """The text without the lines about a wanted key (their comments stay), and up to where WSL stops reading."""
     reading, changed = read(text, kind), {_key(kind, name) for name in wanted}
     for line in reversed(reading.lines):
         about = line.key in changed or line is reading.stop
         about |= bool(line.key and line.key.name == DNS_IP and any(key.name == DNS for key in changed))
         if about:
-            text = (
-                text[: line.start] + ("\x01" if line.closed else "") + text[line.end if line is not reading.stop else len(text) :]
-            )
+            comment = text[line.comment : line.end] if line.comment is not None else "\x01"
+            text = text[: line.start] + comment + text[line.end if line is not reading.stop else len(text) :]
     return text
 
 
