@@ -300,6 +300,37 @@ def test_the_first_occurrence_is_changed_where_it_stands() -> None:
     assert _after(b"[wsl2]\nmemory= # none\n", {"wsl2.memory": GB}) == b"[wsl2]\nmemory=1GB # none\n"
 
 
+@pytest.mark.parametrize(
+    ("data", "out"),
+    [
+        # a backslash that the end cuts off would go on with what is added
+        (b"[general]\nfoo=a\\", b"[general]\n\n[wsl2]\nswap=0\nfoo=a\\"),
+        (b"[wsl2]\nkernel=a\\\r", b"[wsl2]\nkernel=a\\\r\r\nswap=0"),
+        (b"[general]\nfoo=a\\\r", b"[general]\nfoo=a\\\r\r\n\n[wsl2]\nswap=0\n"),
+        # a comment goes on over a carriage return
+        (b"[wsl2]\nmacAddress=zz\rmemory=1GB\n", b"[wsl2]\n# macAddress=zz\r\nmemory=1GB\nswap=0\n"),
+        (b"[general]\nfoo=1", b"[general]\nfoo=1\n\n[wsl2]\nswap=0\n"),
+        (b"\r\n[general]\r\nfoo=1\n", b"\r\n[general]\r\nfoo=1\n\r\n[wsl2]\r\nswap=0\r\n"),
+        (b"[wsl2]\r\nfoo=1\r\n\r\n", b"[wsl2]\r\nfoo=1\r\nswap=0\r\n\r\n"),
+        # half a character of UTF-16: WSL takes its low byte
+        ("\ufeff[wsl2]\nvmSwitch=\ud83dx\n".encode("utf-16-le", "surrogatepass"), "[wsl2]\nvmSwitch=\ue03dx\nswap=0\n".encode()),
+        (b"[wsl2]\n# a\rmemory=1GB", b"[wsl2]\nswap=0\n# a\rmemory=1GB"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf[wsl2]\nmemory=1GB\n", "# \ufeff[wsl2]\nmemory=1GB\n\n[wsl2]\nswap=0\n".encode()),
+    ],
+)
+def test_what_is_added_stands_by_itself(data: bytes, out: bytes) -> None:
+    assert _after(data, {"wsl2.swap": 0}) == out
+    before, after = parse(data, "wslconfig").values, parse(out, "wslconfig").values
+    assert after.pop("wsl2.swap") == 0
+    assert before.items() <= after.items()
+
+
+def test_a_carriage_return_in_a_comment_of_wsl_conf_activates_nothing() -> None:
+    data = b"[boot]\rcommand=a # b\rsystemd=true\n#\r[gpu]\renabled=false\r\n"
+    out = _after(data, {"user.default": "ada"}, "wslconf")
+    assert out == b"[boot]\ncommand=a # b\n# systemd=true\n#\n# [gpu]\n# enabled=false\n\n[user]\ndefault=ada\n"
+
+
 def test_dns_tunnelling_that_a_bad_address_switches_off() -> None:
     on, address = b"[wsl2]\ndnsTunneling=true # on\n", b"[experimental]\ndnsTunnelingIpAddress=1.2.3\n"
     wanted = {"wsl2.dnsTunneling": True, "experimental.dnsTunnelingIpAddress": "1.2.3.4"}

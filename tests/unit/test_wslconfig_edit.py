@@ -202,8 +202,11 @@ def _others(kind: Kind, values: dict[str, Any], wanted: dict[str, Any]) -> dict[
 @_property(cases())
 def test_nothing_else_that_wsl_read_before_changes(case: Any) -> None:
     kind, data, wanted = case
-    before, after = (parse(d, kind).values for d in (data, edit(data, kind, wanted)))
-    assert _others(kind, before, wanted).items() <= _others(kind, after, wanted).items()
+    before, after = parse(data, kind), parse(edit(data, kind, wanted), kind)
+    held = _others(kind, before.values, wanted)
+    if before.rc == -2:  # a bad address for DNS may stand behind the bad macAddress, where WSL now gets to
+        held.pop(DNS, None)
+    assert held.items() <= _others(kind, after.values, wanted).items()
 
 
 @_property(cases())

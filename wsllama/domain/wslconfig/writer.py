@@ -86,7 +86,7 @@ def _forced_at(reading: Reading) -> int:
 def _inserted(reading: Reading, key: Key, value: str, behind: int) -> str:
     """The text with a line for a key that it has no line for, at `behind` or after it."""
     text, pair = reading.text, f"{key.name.partition('.')[2]}={value}"
-    newline = "\r\n" if "\r\n" in text else "\n"
+    newline = "\r\n" if text.count("\r\n") * 2 > text.count("\n") else "\n"
     section = key.section.lower()
     places = [line for line in reading.lines if line.clean and line.section.lower() == section and line.what != "broken"]
     if places and places[-1].end >= behind:
