@@ -105,6 +105,7 @@ FINDINGS: list[tuple[Kind, bytes, list[str]]] = [
     ("wslconfig", b'[general-x]\n[]\nfoo:\n"\n', []),
     ("wslconfig", b"[wsl2]\nmemory=0\n", []),
     ("wslconfig", b"[wsl2]\nmemory=8193MB\nmemory=1GB\n", ["duplicate_key"]),
+    ("wslconfig", b"[wsl2]\nmemory=32GB\nMEMORY=1GB\n", ["duplicate_key"]),
     ("wslconfig", b"[wsl2]\nmemory=8192MB\n", ["memory_too_small_for_model"]),
     ("wslconfig", b"[experimental]\nautoProxy=true\n[wsl2]\nautoProxy=true\n", ["alias_conflict"]),
     ("wslconfig", b"[wsl2]\nkernel=C:\\new\n", ["control_characters"]),
@@ -134,6 +135,18 @@ def test_settings_below_a_first_header_that_wsl_refuses_are_orphans() -> None:
     data = b"[ wsl2 ]\nvmIdleTimeout=-1\n" + SERVICE
     assert [(f.id, f.line) for f in lint(data, "wslconfig")] == [("orphan_key", 2)]
     assert [(f.id, f.line) for f in advise(data, "wslconfig")] == [("refused_line", 1)]
+
+
+def test_utf16_without_a_mark_is_named() -> None:
+    assert "utf16" in {finding.id for finding in lint("[wsl2]\r\n".encode("utf-16-le"), "wslconfig")}
+
+
+def test_the_line_that_stops_wsl_is_a_finding_and_no_advice() -> None:
+    assert advise(b"[boot]\nsystemd\n", "wslconf") == []
+
+
+def test_a_section_is_found_in_any_case() -> None:
+    assert _after(b"[FILEserver]\nenabled=1\n", {"fileServer.logLevel": 4}, "wslconf") == b"[FILEserver]\nenabled=1\nlogLevel=4\n"
 
 
 def test_both_idle_keys_must_be_negative_and_in_their_sections() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from typer.testing import CliRunner, Result
 from wsllama import cli
 from wsllama.domain.wslconfig import lint, parse
 
+ROOT = Path(__file__).parents[2]
 GOOD = b"[wsl2]\r\nmemory=48GB\r\nvmIdleTimeout=-1\r\n[general]\r\ninstanceIdleTimeout=-1\r\n"
 
 
@@ -67,7 +71,7 @@ def test_advice_alone_is_no_failure(file: Path) -> None:
 
 
 def test_edit_changes_what_is_asked_and_keeps_mode_and_link(file: Path, tmp_path: Path) -> None:
-    file.chmod(0o600)
+    file.chmod(0o640)
     link = tmp_path / "link"
     link.symlink_to(file)
     words = [
@@ -84,7 +88,7 @@ def test_edit_changes_what_is_asked_and_keeps_mode_and_link(file: Path, tmp_path
     values = {"wsl2.vmIdleTimeout": -1, "general.instanceIdleTimeout": -1, "wsl2.swap": 0, "wsl2.firewall": False}
     assert json.loads(result.stdout) == {"changed": True, "values": {**values, "experimental.ignoredPorts": [22, 80]}}
     assert parse(file.read_bytes(), "wslconfig").values == json.loads(result.stdout)["values"]
-    assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o600)
+    assert (link.is_symlink(), file.stat().st_mode & 0o777) == (True, 0o640)
     before = file.stat().st_ino
     assert wslconfig("edit", link, *words).stdout == f"{link}: unchanged\n"
     assert file.stat().st_ino == before
@@ -96,6 +100,17 @@ def test_edit_makes_a_file_that_is_missing(tmp_path: Path) -> None:
     assert wslconfig("edit", path, "--set", "boot.systemd=true", "--set", "filesystem.umask=022").exit_code == 0
     assert path.read_bytes() == b"[boot]\nsystemd=true\n\n[filesystem]\numask=022\n"
     assert lint(path.read_bytes(), "wslconf") == []
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_write_that_fails_half_way_changes_nothing_and_leaves_nothing(file: Path) -> None:
+    def few_bytes() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))
+
+    words = [sys.executable, "-B", "-m", "wsllama.cli", "wslconfig", "edit", str(file), "--set", "wsl2.swap=0"]
+    p = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, preexec_fn=few_bytes)
+    assert (p.returncode, p.stderr) == (2, f"refused: {file} can't be written: File too large; nothing was changed\n")
+    assert ([path.name for path in file.parent.iterdir()], file.read_bytes()) == ([".wslconfig"], GOOD)
 
 
 @pytest.mark.parametrize(

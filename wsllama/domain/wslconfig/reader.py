@@ -178,7 +178,7 @@ class _Lines:
         here = self.cursor
         if not _letter(here.char):
             return "ConfigInvalidKey"
-        line.name = ((self.section + ".") * bool(self.section) + here.name()).partition("\0")[0]
+        line.name = (self.section + ".") * bool(self.section) + here.name()
         here.blanks()
         if here.char != "=":
             return "ConfigExpected(=)"
