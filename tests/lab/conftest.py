@@ -13,7 +13,7 @@ from lab import Lab, tiny_model
 from lab.base import cache_dir
 from tests.lab.deployed import Deployed
 
-CCACHE, PIP_CACHE = "/var/cache/wsllama/ccache", "/var/cache/pip"
+CCACHE = "/var/cache/wsllama/ccache"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -23,10 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Two hosts that live as long as the session; what they compile and what pip fetches are kept between sessions."""
+    """Two hosts that live as long as the session; compiler results are kept between sessions."""
     if os.geteuid() != 0:
         pytest.fail("The lab starts systemd machines and needs root: run the tests with sudo.", pytrace=False)
-    with Lab(hosts=2, binds={cache_dir() / "ccache": CCACHE, cache_dir() / "pip": PIP_CACHE}) as shared:
+    with Lab(hosts=2, binds={cache_dir() / "ccache": CCACHE}) as shared:
         yield shared
 
 

@@ -172,7 +172,7 @@ def pip_environment(host: Host) -> str:
     """This machine's way to its Python index, for a shell on the host: index, proxy, and certificates that both have."""
     names = {"index-url", "proxy", "trusted-host", "cert"}
     listed = subprocess.run(["python3", "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
-    found = {"PIP_CACHE_DIR": "/var/cache/pip"}
+    found = {}
     for line in listed.splitlines():
         name, _, value = line.partition("=")
         name, value = name.rpartition(".")[2], value.strip("'\"")
