@@ -25,4 +25,4 @@ def apply() -> None:
     wanted = [File(layout.APT_CONF, network.apt_conf(proxy, layout.CA_FILE if ca_file else None))]
     wanted += [File(layout.CA_FILE, Path(ca_file).read_text(encoding="utf-8"))] if ca_file else []
     files.files(wanted, absent=[] if ca_file else [layout.CA_FILE], name="apt and certificates")
-    llama_cpp.packages(name="packages")
+    llama_cpp.packages(settings, name="packages")

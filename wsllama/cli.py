@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from wsllama.commands import rollback, toolkit, wslconfig
+from wsllama.commands import bundle, rollback, toolkit, wslconfig
 from wsllama.commands.common import FAILED, ROOT, UNREACHABLE, Inventory, Json, Limit, connected, end, read
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -104,6 +104,7 @@ def ask(
 app.command(epilog=toolkit.EPILOG)(toolkit.toolkit)
 app.add_typer(wslconfig.app, name="wslconfig")
 app.command(epilog=rollback.EPILOG)(rollback.rollback)
+app.command(epilog=bundle.EPILOG)(bundle.bundle)
 
 
 def main() -> None:

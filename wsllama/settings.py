@@ -47,6 +47,12 @@ def _printable(value: str) -> str:
     return value
 
 
+def _from_root(value: str | None) -> str | None:
+    if value is not None and not value.startswith("/"):
+        raise ValueError("a path starts with /")
+    return value
+
+
 Sha256 = Annotated[str, AfterValidator(_sha256)]
 Text = Annotated[str, AfterValidator(_printable), Field(min_length=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -63,8 +69,10 @@ class Topic(BaseModel):
 class LlamaCpp(Topic):
     """Where llama.cpp comes from and how it is built."""
 
-    source: Literal["sdist", "git", "archive"] = Field(
-        "sdist", description="sdist: from the Python index, fetched by the controller; git: by the host; archive: a tar.gz."
+    source: Literal["sdist", "git", "archive", "bundle"] = Field(
+        "sdist",
+        description="sdist: from the Python index, fetched by the controller; git: by the host; archive: a tar.gz;"
+        " bundle: without a network, like all else that is fetched.",
     )
     commit: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = Field(
         None, description="Another commit than the lock's; needs source git or archive."
@@ -120,6 +128,17 @@ class Cuda(Topic):
     )
 
 
+class Bundle(Topic):
+    """What a host without a network gets everything from: packages, source, toolkit. `wsllama bundle` makes it."""
+
+    path: Text | None = Field(None, description="Absolute path of the bundle on the controller; source bundle.")
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str | None) -> str | None:
+        return _from_root(value)
+
+
 class Model(Topic):
     """The GGUF that is served."""
 
@@ -133,9 +152,7 @@ class Model(Topic):
     @field_validator("path")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith("/"):
-            raise ValueError("a path starts with /")
-        return value
+        return _from_root(value)
 
 
 class Server(Topic):
@@ -228,6 +245,7 @@ class Settings(Topic):
         5, description="Releases that stay on the host to roll back to, beside the current and the last good one."
     )
     llama_cpp: LlamaCpp = LlamaCpp()
+    bundle: Bundle = Bundle()
     cuda: Cuda = Cuda()
     model: Model = Model()
     server: Server = Server()
@@ -246,6 +264,8 @@ class Settings(Topic):
     def _whole(self) -> Settings:
         if self.model.path is None:
             raise ValueError('model.path is not set: give the GGUF, as in model = {"path": "/path/of/file.gguf"}')
+        if (self.llama_cpp.source == "bundle") != bool(self.bundle.path):
+            raise ValueError("llama_cpp.source bundle and bundle.path belong together: set both or neither")
         return self
 
 
@@ -316,11 +336,11 @@ def local_problems(settings: Settings) -> list[str]:
             out.append(f"{name}: there is no file {path} on this machine; give another path{or_there}")
         elif path is not None and name == "model.path":
             out += _model_problems(Path(path), settings.model.sha256)
-    return out + _pin_problems(settings.llama_cpp)
+    return out + _pin_problems(settings.llama_cpp) + _bundle_problems(settings.bundle)
 
 
 def _pin_problems(wanted: LlamaCpp) -> list[str]:
-    if wanted.source != "sdist" or not wanted.commit:
+    if wanted.source not in ("sdist", "bundle") or not wanted.commit:
         return []
     from wsllama import lock
 
@@ -330,7 +350,20 @@ def _pin_problems(wanted: LlamaCpp) -> list[str]:
         return [str(e)]
     if wanted.commit == held:
         return []
-    return [f"llama_cpp.commit: {wanted.commit} needs llama_cpp.source git or archive: the Python index holds {held} only"]
+    where = "a bundle" if wanted.source == "bundle" else "the Python index"
+    return [f"llama_cpp.commit: {wanted.commit} needs llama_cpp.source git or archive: {where} holds {held} only"]
+
+
+def _bundle_problems(wanted: Bundle) -> list[str]:
+    if not wanted.path:
+        return []
+    from wsllama import bundle
+
+    try:
+        bundle.opened(Path(wanted.path), LOCK)
+    except (bundle.BundleError, OSError) as e:
+        return [f"bundle.path: {e}"]
+    return []
 
 
 def _model_problems(path: Path, sha256: str | None) -> list[str]:

@@ -82,6 +82,7 @@ def fetch(
     git_url: str | None = None,
     archive: str | None = None,
     archive_sha256: str | None = None,
+    sdist: Path | None = None,
     cache: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Source:
@@ -89,6 +90,7 @@ def fetch(
 
     pin: of the lock. commit: another one than the pin's. git_url: another repository than the pin's.
     archive: path or URL of a tar.gz with one top folder; archive_sha256: its sha256.
+    sdist: the pin's source distribution, where there is one already, which keeps the index from being asked.
     cache: instead of `default_cache()`. environment: added to the own one for what is fetched (proxy, certificates).
     Raises SourceError: a sha256 or a tree that differs, a commit that this kind can't bring, no network, no pip.
     """
@@ -113,7 +115,7 @@ def fetch(
             if source := _stamped(stamp):
                 return source
             if kind == "sdist":
-                files = _read(_sdist(pin, cache, env), pin.sdist.path)
+                files = _read(_checked(pin, sdist) if sdist else _sdist(pin, cache, env), pin.sdist.path)
             else:
                 files = _read_archive(str(archive), str(archive_sha256), cache, env)
             found = git_tree({name: (mode, blob) for name, (mode, blob, _) in files.items()})
@@ -126,14 +128,27 @@ def fetch(
         raise SourceError(f"cannot keep the source in {cache}: {e}") from e
 
 
+def sdist_name(pin: LlamaCppPin) -> str:
+    """Name of the pin's source distribution, as a file."""
+    return f"{pin.sdist.name}-{pin.sdist.version}.tar.gz"
+
+
+def fetch_sdist(pin: LlamaCppPin, *, cache: Path | None = None, environment: Mapping[str, str] | None = None) -> Path:
+    """Get the pin's source distribution itself, verified; arguments, and what is raised, as in `fetch`."""
+    cache = cache or default_cache()
+    try:
+        with index.alone(cache):
+            return _sdist(pin, cache, {**os.environ, **(environment or {})})
+    except OSError as e:
+        raise SourceError(f"cannot keep the source in {cache}: {e}") from e
+
+
 def true_pin_repository(
     pin: LlamaCppPin, folder: Path, *, cache: Path | None = None, environment: Mapping[str, str] | None = None
 ) -> Path:
     """Make a bare repository in `folder` that holds the pinned commit itself, without a forge: the source distribution
     carries it, shallow. Tests of `git` fetch from it. Returns `folder`; raises SourceError like `fetch`."""
-    cache = cache or default_cache()
-    with index.alone(cache):
-        path = _sdist(pin, cache, {**os.environ, **(environment or {})})
+    path = fetch_sdist(pin, cache=cache, environment=environment)
     inside = f".git/modules/{pin.sdist.path}/"
     with tarfile.open(path, "r:gz") as tar:
         for member in tar:
@@ -173,15 +188,20 @@ def _sha256(path: Path) -> str:
 
 def _sdist(pin: LlamaCppPin, cache: Path, env: Mapping[str, str]) -> Path:
     """The source distribution, from the cache or from the index that this machine's pip is set up for."""
-    wanted = pin.sdist
-    path = cache / f"{wanted.name}-{wanted.version}.tar.gz"
+    wanted, path = pin.sdist, cache / sdist_name(pin)
     if path.is_file() and _sha256(path) == wanted.sha256:
         return path
     with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as work:
         got = _pip_download(pin, Path(work), env)
-        if (found := _sha256(got)) != wanted.sha256:
-            raise SourceError(f"{wanted.name} {wanted.version} has sha256 {found}, the lock has {wanted.sha256}")
-        os.replace(got, path)
+        os.replace(_checked(pin, got), path)
+    return path
+
+
+def _checked(pin: LlamaCppPin, path: Path) -> Path:
+    """The source distribution at this path, if it has the lock's sha256."""
+    wanted = pin.sdist
+    if (found := _sha256(path)) != wanted.sha256:
+        raise SourceError(f"{wanted.name} {wanted.version} has sha256 {found}, the lock has {wanted.sha256}")
     return path
 
 

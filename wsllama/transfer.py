@@ -93,9 +93,18 @@ def fetch_build(host: Any, build_id: str, out: BinaryIO, *, say: Say, arguments:
     Nothing is written on the host. Returns {"ok", "sha256", "size", "record"}: of the archive, as both sides saw it, and
     the build's own record. Raises TransferError; what `out` has got then is of no use.
     """
-    what = f"build {build_id}"
     argument = {"action": "pack", "build_id": build_id}
-    with _sentences(host, f"{what} was fetched"), _started(host, "artifact", argument, arguments) as (remote, start):
+    return fetch(host, "artifact", argument, out, what=f"build {build_id}", say=say, arguments=arguments)
+
+
+def fetch(host: Any, name: str, argument: dict[str, Any], out: BinaryIO, *, what: str, say: Say,
+          arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+    """Write to `out` what wsllama/host/<name>.py sends in blocks, as artifact.py there describes; what: its name in messages.
+
+    Returns the document behind the blocks, whose "sha256" and "size" are of what came. Raises TransferError; what `out` has
+    got then is of no use.
+    """
+    with _sentences(host, f"{what} was fetched"), _started(host, name, argument, arguments) as (remote, start):
         remote.write(start)
         return _take(remote, out, what, say)
 

@@ -22,7 +22,8 @@ from lab import network, tiny_model
 from lab.lab import Host
 from tests.lab.deployed import Deployed, arguments_of, main_pid
 from wsllama import lock, sources
-from wsllama.settings import Settings, Topic
+from wsllama.bundle_maker import Maker
+from wsllama.settings import LOCK, Settings, Topic
 
 ROOT = Path(__file__).parents[2]
 APT_CONF = "/etc/apt/apt.conf.d/80wsllama"
@@ -83,6 +84,13 @@ class World:
             packed = subprocess.run(git, check=True, capture_output=True).stdout
             path.write_bytes(gzip.compress(packed, level, mtime=0))
         return {"archive": str(path), "archive_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+
+    def bundle(self) -> str:
+        """A bundle for hosts that lack no package."""
+        maker = Maker(self.folder / "bundle", LOCK, print)
+        maker.source({})
+        maker.finish()
+        return str(maker.out)
 
     def proxy(self) -> str:
         """A proxy on the lab's bridge that writes down what it is asked for, and refuses it."""
@@ -301,6 +309,12 @@ SAMPLES = [
     ),
     # Without the backend cuda nothing of these may reach the host.
     Sample(" ".join(f"cuda.{key}" for key in CUDA), lambda w, h: {"cuda": {**CUDA, "key_file": w.certificate(h)}}, nothing),
+    Sample(
+        "bundle.path",
+        lambda w, h: {"llama_cpp": {"source": "bundle"}, "bundle": {"path": w.bundle()}},
+        built_from("tar"),
+        no_build,
+    ),
     Sample("llama_cpp.native", lambda w, h: {"llama_cpp": {"native": False}}, built_with("GGML_NATIVE", "OFF"), full=True),
     Sample(
         "llama_cpp.portable",

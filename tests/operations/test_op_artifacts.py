@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.operations.test_op_release import BUILDS, MACHINE, build_id, host
 from tests.unit.test_artifacts import bring
 from wsllama import artifacts
 from wsllama.operations import llama_cpp
+from wsllama.settings import Settings
 
 GIT = {"llama_cpp": {"source": "git"}}
 WANTED = settings(**GIT)
@@ -29,16 +31,20 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def stage() -> Any:
+def stage_of(wanted: Settings) -> Callable[[], Any]:
     """All three, as tasks/llama_cpp.py has them; the last one's outcome counts."""
-    llama_cpp.announce(WANTED)
-    llama_cpp.build(WANTED)
-    return llama_cpp.receive(WANTED)
+
+    def stage() -> Any:
+        llama_cpp.announce(wanted)
+        llama_cpp.build(wanted)
+        return llama_cpp.receive(wanted)
+
+    return stage
 
 
 def of(converge: Converge, first: str, *others: str, **more: Any) -> Outcome:
     """What comes of the first host, when these lack the build."""
-    return converge(stage, hosts=(first, *others), seen=LACKS, **more)
+    return converge(stage_of(WANTED), hosts=(first, *others), seen=LACKS, **more)
 
 
 def test_the_first_by_name_builds_and_the_others_wait_for_it(converge: Converge) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.operations.fake_hosts import Converge
+from tests.operations.fake_hosts import Converge, settings
 from wsllama.domain import build
 from wsllama.operations import files, llama_cpp, server
 from wsllama.operations.files import File
@@ -108,13 +108,13 @@ MACHINE = {"distro": "debian-12", "arch": "x86_64", "cores": 2, "cpu": {"flags":
 
 def test_packages_hold(converge: Converge) -> None:
     seen = {"system": MACHINE, "builds": {"/opt/wsllama/builds": {}}, **packages()}
-    got = converge(llama_cpp.packages, seen=seen)
+    got = converge(llama_cpp.packages, settings(), seen=seen)
     assert (got.commands, got.probes, got.changed, got.failed) == ([], 1, False, False)
 
 
 def test_only_missing_packages_are_installed(converge: Converge) -> None:
     seen = {"system": MACHINE, "builds": {"/opt/wsllama/builds": {}}, **packages(ccache=None, cmake=None)}
-    got = converge(llama_cpp.packages, seen=seen, answers={"which apt": "/usr/bin/apt"})
+    got = converge(llama_cpp.packages, settings(), seen=seen, answers={"which apt": "/usr/bin/apt"})
     (install,) = [c for c in got.commands if " install " in c]
     assert "ccache cmake" in install
     assert "git" not in install.split()
@@ -123,7 +123,7 @@ def test_only_missing_packages_are_installed(converge: Converge) -> None:
 
 def test_a_distro_without_a_table_fails_in_words(converge: Converge) -> None:
     seen = {"system": {**MACHINE, "distro": "fedora-41"}, "builds": {"/opt/wsllama/builds": {}}, **packages()}
-    got = converge(llama_cpp.packages, seen=seen)
+    got = converge(llama_cpp.packages, settings(), seen=seen)
     assert got.failed
     assert "fedora 41 is not supported for building llama.cpp; use one of Debian 12" in got.log
 

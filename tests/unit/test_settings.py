@@ -53,7 +53,7 @@ def test_defaults_suit_one_wsl_machine() -> None:
         ({"model": {"port": 8080}}, "unknown setting model.port: did you mean server.port?"),
         ({"server": {"prot": 8080}}, "unknown setting server.prot: did you mean server.port?"),
         ({"server": {"path": "/x"}}, "unknown setting server.path: did you mean model.path?"),
-        ({"wibble": 1}, "unknown setting wibble"),
+        ({"xyzzy": 1}, "unknown setting xyzzy"),
         ({"server": 5}, "server = 5: Input should be a valid dictionary"),
         ({"server": {"port": True}}, "server.port = True: Input should be a valid integer"),
         ({"server": {"port": "8080"}}, "server.port = '8080': Input should be a valid integer"),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import gevent
 from pyinfra import host, logger, state
 from pyinfra.api import FunctionCommand, operation
 from pyinfra.api.arguments import all_argument_meta
@@ -83,6 +84,21 @@ def send(action: Callable[..., Any], *what: Any, **more: Any) -> FunctionCommand
         return True
 
     return FunctionCommand(call, (), {})
+
+
+def in_thread(call: Callable[..., Any], *given: Any) -> Any:
+    """`call` in a thread of its own, for work that would hold up the other hosts; returns and raises what it does."""
+
+    def safe() -> tuple[Any, Exception | None]:  # gevent prints a traceback of what is raised there
+        try:
+            return call(*given), None
+        except Exception as e:
+            return None, e
+
+    result, error = gevent.get_hub().threadpool.apply(safe)
+    if error:
+        raise error
+    return result
 
 
 def _sentence(out: Any) -> str:

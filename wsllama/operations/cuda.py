@@ -19,6 +19,7 @@ from wsllama.domain import toolkit as choices
 from wsllama.facts import probe
 from wsllama.host.toolkit import TOOLKITS
 from wsllama.index import SourceError
+from wsllama.operations import bundle
 from wsllama.operations.base import Refused, fail, follow, resource, send, tell
 from wsllama.operations.files import ROOT, File, changes, render
 from wsllama.settings import Settings
@@ -156,7 +157,7 @@ def toolkit_of(now: Any, settings: Settings) -> Toolkit:
         there = {t["release"]: (root, t) for root, t in now["toolkits"][LOCAL].items() if t["whole"] and t["release"]}
         for release in [wanted.version] if wanted.version else choices.PREFERRED:
             if release in there and (choice := choose(release, "apt")).ok:
-                return _by_apt(now, choice) if _ours(now, release) else _present(*there[release], choice)
+                return _by_apt(now, choice) if _ours(now, settings, release) else _present(*there[release], choice)
     choice = choose(wanted.version, wanted.provider)
     if not choice.ok:
         raise Refused("\n".join(choice.refusals))
@@ -176,9 +177,16 @@ def _compute(settings: Settings, seen: nvidia_smi.Reading) -> tuple[str, ...]:
     return found
 
 
-def _ours(now: Any, release: str) -> bool:
+def _ours(now: Any, settings: Settings, release: str) -> bool:
     """Whether we brought the packages of this release, so that they are ours to keep at their pins."""
-    return now["files"][SOURCES] is not None and any(now["packages"][name] for name in _packages(release))
+    by_us = now["files"][SOURCES] is not None or bundle.used(settings)
+    return by_us and any(now["packages"][name] for name in _packages(release))
+
+
+def wheels_to_bring(now: Any, settings: Settings) -> lock.CudaWheels | None:
+    """The wheels that become this host's toolkit, None where it needs none. Raises Refused."""
+    kit = toolkit_of(now, settings) if settings.backend == "cuda" else None
+    return _wheels(kit.release) if kit and kit.provider == "wheels" and not kit.there else None
 
 
 def _present(root: str, found: Mapping[str, Any], choice: choices.Choice) -> Toolkit:
@@ -248,13 +256,19 @@ def toolkit_commands(now: Any, settings: Settings) -> Iterator[Any]:
     if kit.there:
         return
     tell(f"CUDA toolkit {kit.release} is absent or in other versions: it is brought by {kit.provider}")
-    yield from _bring_wheels(kit, settings) if kit.provider == "wheels" else _bring_packages(now, kit, settings)
+    if kit.provider == "wheels":
+        yield from _bring_wheels(kit, settings)
+    elif bundle.used(settings):
+        yield from bundle.install(now["system"]["distro"], settings, kit.packages)
+    else:
+        yield from _bring_packages(now, kit, settings)
 
 
 def _bring_wheels(kit: Toolkit, settings: Settings) -> Iterator[Any]:
     pin = _wheels(kit.release)
     try:
-        here = wheels.fetch(pin, environment=network.environment(settings.network.proxy, settings.network.ca_file))
+        environment = network.environment(settings.network.proxy, settings.network.ca_file)
+        here = bundle.wheels(settings, pin) if bundle.used(settings) else wheels.fetch(pin, environment=environment)
     except SourceError as e:
         raise Refused(str(e)) from e
     for name, wheel in pin.packages.items():

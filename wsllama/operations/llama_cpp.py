@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
-import gevent
 from pyinfra import host, logger, state
 from pyinfra.api import FunctionCommand
 
@@ -20,8 +19,8 @@ from wsllama.domain import build as rules
 from wsllama.domain import network
 from wsllama.facts import probe
 from wsllama.host.toolkit import TOOLKITS
-from wsllama.operations import cuda
-from wsllama.operations.base import Later, Refused, follow, resource, send, tell
+from wsllama.operations import bundle, cuda
+from wsllama.operations.base import Later, Refused, follow, in_thread, resource, send, tell
 from wsllama.operations.files import ROOT, install
 from wsllama.settings import Settings
 
@@ -38,14 +37,16 @@ def source_of(settings: Settings) -> sources.Source:
     """The verified source that the settings name; for `git` the host fetches it. Raises Refused with one sentence."""
     wanted = settings.llama_cpp
     environment = network.environment(settings.network.proxy, settings.network.ca_file)
+    sdist = bundle.sdist(settings, pin()) if wanted.source == "bundle" else None
     try:
         return sources.fetch(
             pin(),
-            wanted.source,
+            "sdist" if wanted.source == "bundle" else wanted.source,
             commit=wanted.commit,
             git_url=wanted.git_url,
             archive=wanted.archive,
             archive_sha256=wanted.archive_sha256,
+            sdist=sdist,
             environment=environment,
         )
     except sources.SourceError as e:
@@ -75,10 +76,18 @@ def package_names(now: Any) -> list[str]:
     return [*found.build, *found.run]
 
 
-@resource(_package_looks)
-def packages(now: Any) -> Iterator[Any]:
-    """The packages that llama.cpp is built and run with are installed."""
-    yield from install(now, package_names(now))
+@resource(lambda settings: _package_looks())
+def packages(now: Any, settings: Settings) -> Iterator[Any]:
+    """The packages that llama.cpp is built and run with are installed.
+
+    + settings: the host's
+    """
+    names = package_names(now)
+    if not bundle.used(settings):
+        yield from install(now, names)
+    elif missing := [name for name in names if not now["packages"][name]]:
+        tell(f"packages missing: {' '.join(missing)}")
+        yield from bundle.install(now["system"]["distro"], settings, dict.fromkeys(missing))
 
 
 def commit_of(settings: Settings) -> str:
@@ -191,9 +200,9 @@ def build(now: Any, settings: Settings) -> Iterator[Any]:
     if not _absent(now, name):
         return
     if state.is_executing:
-        if host.name != min(lacking().hosts[name]) or _cached(name):
+        if host.name != min(lacking().hosts[name]) or _cached(name, settings):
             return
-    elif artifacts.known(name):
+    elif _kept(name, settings):
         return
     tell(f"build {name} is {'not whole' if name in now['builds'][layout.BUILDS] else 'absent'}")
     if not state.is_executing:
@@ -212,7 +221,7 @@ def receive(now: Any, settings: Settings) -> Iterator[Any]:
     if not _absent(now, name):
         return
     if not state.is_executing:
-        if artifacts.known(name):
+        if _kept(name, settings):
             tell(f"build {name} is absent, and here")
             raise Later("a build is to be sent")
         return  # it is to be made: that is said already
@@ -224,14 +233,19 @@ def receive(now: Any, settings: Settings) -> Iterator[Any]:
     yield send(transfer.send_build, artifact.path, **more)
 
 
-def _cached(name: str) -> bool:
-    """Whether the controller's cache has the build, every byte of it; one that is damaged is made again."""
-    try:  # in a thread, because hashing would hold up the other hosts
-        found = gevent.get_hub().threadpool.apply(artifacts.verified, (name,))
+def _kept(name: str, settings: Settings) -> bool:
+    """Whether the build seems to be here, in the cache or in a bundle."""
+    return bool(artifacts.known(name)) or bundle.has_build(settings, name)
+
+
+def _cached(name: str, settings: Settings) -> bool:
+    """Whether the build is here, every byte of it; one that is damaged in the cache is made again. Raises Refused."""
+    try:
+        found = in_thread(artifacts.verified, name)
     except artifacts.ArtifactError as e:
         host.log(f"{e}; it is built again", log_func=logger.warning)
-        return False
-    if found:
+        found = None
+    if found := found or bundle.build(settings, name):
         lacking().ready[name] = found
     return bool(found)
 

@@ -13,6 +13,7 @@ from pyinfra import host
 
 from wsllama import digest, layout, transfer
 from wsllama.facts import probe
+from wsllama.operations import bundle
 from wsllama.operations.base import follow, resource, send, tell
 from wsllama.settings import Settings
 
@@ -81,7 +82,7 @@ def installed(now: Any, settings: Settings) -> Iterator[Any]:
     """
     if installed_file(now, settings):
         return
-    path, wanted = _path(settings), settings.model.sha256
+    path, wanted = _path(settings), settings.model.sha256 or bundle.model_sha256(settings)
     tell(f"{os.path.basename(path)}: to be installed")
     if _on_host(settings):
         argument = {"path": path, "sha256": wanted, "root": layout.MODELS}

@@ -10,7 +10,7 @@ from pyinfra import state
 from wsllama import layout
 from wsllama.domain import readiness
 from wsllama.facts import probe
-from wsllama.operations import cuda, llama_cpp, model
+from wsllama.operations import bundle, cuda, llama_cpp, model
 from wsllama.operations.base import Later, Refused, ask_host, fail, resource, tell
 from wsllama.settings import Settings
 
@@ -61,8 +61,25 @@ def _missing(now: Any, settings: Settings) -> list[str]:
     bytes_of_model, problem = model.to_bring(now, settings)
     need[layout.MODELS] += bytes_of_model
     out += [problem] if problem else []
+    if bundle.used(settings):
+        out += _not_in_bundle(now, settings, need, bool(lacks), not built, bool(bytes_of_model))
+        return list(dict.fromkeys(out))  # of the source both speak
     out += readiness.space(need, now["disk"])
     return out + (_unreachable(settings, bool(lacks), not built) if state.is_executing else [])
+
+
+def _not_in_bundle(
+    now: Any, settings: Settings, need: dict[str, int], packages: bool, build: bool, brings_model: bool
+) -> list[str]:
+    """What the bundle can't bring, and what doesn't fit. Nothing outside is asked."""
+    distro = now["system"]["distro"]
+    try:
+        need[layout.CACHE] += bundle.room(distro, settings) if packages else 0
+        kit = cuda.wheels_to_bring(now, settings) if build else None
+        out = bundle.problems(distro, settings, packages=packages, build=build, toolkit=kit, model=brings_model)
+    except Refused as e:
+        out = [str(e)]
+    return out + readiness.space(need, now["disk"])
 
 
 def _built(now: Any, settings: Settings) -> bool:
