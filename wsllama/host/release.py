@@ -168,13 +168,13 @@ def accept(a: dict[str, Any]) -> None:
 def prune(root: str, accepted: str, keep: int) -> None:
     """Remove releases, then the builds that no release needs.
 
-    What stays: `current`, `last-good`, and of the others the newest `keep` that can be rolled back to. What another run may
-    be about to switch to stays as well: the newest release, and builds that are younger than the accepted one.
+    What stays: the accepted one, which is `current` and `last-good` now, and of the others the newest `keep` that can be
+    rolled back to. What another run may be about to switch to stays as well: the newest release, and builds that are
+    younger than the accepted one.
     """
     folder, builds = os.path.join(root, "releases"), os.path.join(root, "builds")
     numbers = sorted((n for n in os.listdir(folder) if n.isdigit()), key=int, reverse=True)
-    links = [os.path.join(root, name) for name in ("current", "last-good")]
-    kept = {numbers[0], *(os.path.basename(os.readlink(path)) for path in links)}
+    kept = {numbers[0], os.path.basename(accepted)}
     spare = [n for n in numbers if n not in kept and os.path.exists(os.path.join(folder, n, "baseline.json"))]
     kept.update(spare[:keep])
     for number in set(numbers) - kept:
