@@ -174,7 +174,7 @@ def _property(strategy: st.SearchStrategy[Any]) -> Callable[[Callable[[Any], Non
         @pytest.mark.parametrize("examples", [300, pytest.param(10_000, marks=pytest.mark.full)])
         def test(examples: int) -> None:
             quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-            given(strategy)(settings(max_examples=examples, deadline=None, database=None, suppress_health_check=quiet)(check))()
+            settings(max_examples=examples, deadline=None, database=None, suppress_health_check=quiet)(given(strategy)(check))()
 
         test.__doc__ = check.__doc__
         return test
@@ -327,9 +327,11 @@ def test_the_line_that_stops_wsl_and_all_behind_it_become_comments(case: Any) ->
         at = found + len(kept)
 
 
-@_property(cases("wslconfig"))
+@_property(st.tuples(texts("wslconfig"), st.sampled_from(("plain", "mark", "utf16")), changes("wslconfig")))
 def test_a_bad_mac_address_becomes_a_comment_and_what_stands_behind_it_stays(case: Any) -> None:
-    kind, data, wanted = case
+    text, how, wanted = case
+    kind: Kind = "wslconfig"
+    data = _encoded(text, how)
     out, stop = edit(data, kind, wanted), read(decode(data, kind), kind).stop
     if out == data or not stop or "wsl2.macAddress" in wanted:
         return
