@@ -54,7 +54,9 @@ def deploy(inventory: Path) -> dict[str, Any]:
 def show(lab: Lab, model: Path, scripted: bool) -> dict[str, Any]:
     """The whole demonstration on an open lab; raises DemoError when something isn't as it has to be."""
     host = lab.hosts[0]
-    inventory = lab.inventory(lab.record.folder / "demo", {host.name: {"model": {"path": str(model)}}})
+    # The small model needs no second thread, and threads that wait for each other spin where cores are busy.
+    server = {"server": {"threads": 1}} if scripted else {}
+    inventory = lab.inventory(lab.record.folder / "demo", {host.name: {"model": {"path": str(model)}, **server}})
     heading(f"first run: pyinfra {inventory} deploy.py")
     first = deploy(inventory)
     if first["failed"]:
