@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from wsllama import digest
+from wsllama import digest, index
 from wsllama.lock import Sha256
 
 MANIFEST, BOM, INDEX = "manifest.json", "bom.json", "Packages"
@@ -69,7 +69,7 @@ class Bundle:
             raise BundleError(f"the bundle {self.path} holds no {name}: make it for this host with `wsllama bundle`")
         path, wanted = self.path / name, self.manifest.files[name].sha256
         try:
-            found = digest.sha256_of(path)
+            found = sha256_of(path, self.manifest.files[name].kind)
         except (OSError, RuntimeError) as e:
             raise BundleError(f"{path} can't be read: {getattr(e, 'strerror', None) or e}") from e
         if found != wanted:
@@ -93,6 +93,11 @@ class Bundle:
         except ValueError:
             return None
         return name if name in self.manifest.files else None
+
+
+def sha256_of(path: Path, kind: Kind) -> str:
+    """sha256 of a file, read once. Those of many small files are kept apart, so that they don't drive out a model's."""
+    return digest.sha256_of(path, cache_dir=None if kind == "model" else index.cache_of("bundle"))
 
 
 def lock_sha256(lock: Path) -> str:

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from wsllama import artifacts, digest, index, layout, sources, transfer, wheels
 from wsllama import lock as pins
-from wsllama.bundle import BOM, INDEX, MANIFEST, BundleError, Entry, Kind, Manifest, lock_sha256, read_manifest
+from wsllama.bundle import BOM, INDEX, MANIFEST, BundleError, Entry, Kind, Manifest, lock_sha256, read_manifest, sha256_of
 from wsllama.domain import bom, gguf, network
 from wsllama.facts import probe
 from wsllama.host.debs import NAME as DEB
@@ -107,10 +107,10 @@ class Maker:
 
     # Files
 
-    def there(self, name: str, sha256: str, size: int) -> bool:
+    def there(self, name: str, kind: Kind, sha256: str, size: int) -> bool:
         """Whether this file is in the bundle with these bytes already."""
         path = self.out / name
-        return path.is_file() and path.stat().st_size == size and digest.sha256_of(path) == sha256
+        return path.is_file() and path.stat().st_size == size and sha256_of(path, kind) == sha256
 
     def note(self, name: str, kind: Kind, sha256: str, size: int) -> None:
         self.files[name] = Entry(kind=kind, sha256=sha256, size=size)
@@ -118,7 +118,7 @@ class Maker:
     def copy(self, source: Path, name: str, kind: Kind, sha256: str) -> None:
         """Bring a file of this machine. Raises BundleError when it isn't what it has to be."""
         size = source.stat().st_size
-        if not self.there(name, sha256, size):
+        if not self.there(name, kind, sha256, size):
             progress = Progress(f"copy of {source.name}", size, 0, self.say)
             found = hashlib.sha256()
 
@@ -144,7 +144,7 @@ class Maker:
     def text(self, name: str, kind: Kind, text: str) -> None:
         data = text.encode()
         sha256 = hashlib.sha256(data).hexdigest()
-        if not self.there(name, sha256, len(data)):
+        if not self.there(name, kind, sha256, len(data)):
             self.write(name, lambda out: out.write(data))
         self.note(name, kind, sha256, len(data))
 
@@ -155,7 +155,7 @@ class Maker:
         pin = self.pins.llama_cpp
         name = f"sources/{sources.sdist_name(pin)}"
         sdist = self.out / name
-        if not (sdist.is_file() and digest.sha256_of(sdist) == pin.sdist.sha256):
+        if not (sdist.is_file() and sha256_of(sdist, "source") == pin.sdist.sha256):
             sdist = sources.fetch_sdist(pin, environment=environment)
         self.copy(sdist, name, "source", pin.sdist.sha256)
         more = {"tree": pin.tree, "build-number": str(pin.build_number), "in": name}
@@ -170,7 +170,7 @@ class Maker:
         """The wheels of a CUDA release. Raises SourceError."""
         pin = wheels.pinned(self.pins.cuda, release)
         names = {package: f"wheels/{wheel.file}" for package, wheel in pin.packages.items()}
-        have = all(self.there(names[package], wheel.sha256, wheel.size) for package, wheel in pin.packages.items())
+        have = all(self.there(names[package], "wheel", wheel.sha256, wheel.size) for package, wheel in pin.packages.items())
         here = {p: self.out / n for p, n in names.items()} if have else wheels.fetch(pin, environment=environment)
         for package, wheel in pin.packages.items():
             name = names[package]
@@ -237,7 +237,7 @@ class Maker:
 
     def fetch(self, fleet: Fleet, host: Any, folder: str, found: list[dict[str, Any]]) -> None:
         """Bring those of the files that a host told of, and that aren't here. Raises TransferError."""
-        missing = [of for of in found if not self.there(f"{folder}/{of['file']}", of["sha256"], of["size"])]
+        missing = [of for of in found if not self.there(f"{folder}/{of['file']}", "package", of["sha256"], of["size"])]
         if not missing:
             return
         size = sum(of["size"] for of in missing)
@@ -321,8 +321,12 @@ class _Split:
 
 
 def _stanza(of: Mapping[str, Any]) -> str:
-    """What a Packages file says of a package, whose file lies beside it."""
-    return re.sub(r"^Filename: .*$", f"Filename: ./{of['file']}", of["stanza"], flags=re.M) + "\n"
+    """What a Packages file says of a package, whose file lies beside it.
+
+    Ubuntu gives an update to a part of all machines first; apt would refuse the others what is in the bundle.
+    """
+    text = re.sub(r"^Phased-Update-Percentage: .*\n", "", of["stanza"], flags=re.M)
+    return re.sub(r"^Filename: .*$", f"Filename: ./{of['file']}", text, flags=re.M) + "\n"
 
 
 def _licence(wheel: Path) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import pytest
 
 from tests.unit.made_wheels import release
+from tests.unit.test_cli import wsllama
 from wsllama import artifacts, bundle, bundle_maker, lock, sources, transfer, wheels
 from wsllama.bundle import BundleError
 from wsllama.bundle_maker import Maker
@@ -31,6 +32,7 @@ Version: 1:2.10-3
 Architecture: amd64
 Maintainer: me
 Filename: pool/h/{file}
+Phased-Update-Percentage: 10
 Size: {size}
 SHA256: {sha256}"""
 ID = "0123456789abcdef"
@@ -90,7 +92,7 @@ def test_it_opens_and_every_file_is_listed_with_its_sum(made: Path) -> None:
     assert all(found.file(name).is_file() for name in there)
     assert found.wrong(list(there)) == []
     index = (made / "debs/debian-12/Packages").read_text()
-    assert f"Filename: ./{DEB}\n" in index
+    assert f"Filename: ./{DEB}\nSize: 9000\n" in index  # and no word of phases
     assert not list(made.rglob(".*"))
 
 
@@ -117,6 +119,25 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos" / "cat.png").touch()
     with pytest.raises(BundleError, match=r"photos holds cat\.png, so it is no bundle: give a new or empty folder"):
         Maker(tmp_path / "photos", LOCK, print)
+
+
+def test_the_command_says_why_it_can_t_make_one(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.png").touch()
+    good = '"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}'
+    (tmp_path / "here").write_text(f'desks = [("@local", {{{good}}})]\n')
+    p = wsllama("bundle", tmp_path / "here", tmp_path / "photos", "--json")
+    assert (p.returncode, json.loads(p.stdout)["ok"]) == (1, False)
+    assert "photos holds cat.png, so it is no bundle" in p.stderr
+    p = wsllama("bundle", tmp_path / "here", tmp_path / "new", "--with-model")
+    assert p.returncode == 1
+    assert p.stderr.startswith("@local: the model /srv/a.gguf is on the host: set model.on to controller")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "far").write_text(f'desks = [("desk-1", {{{good}, "ssh_hostname": "127.0.0.1", "ssh_port": 9}})]\n')
+    p = wsllama("bundle", tmp_path / "far", tmp_path / "new")
+    assert p.returncode == 4
+    assert "desk-1 can't be reached" in p.stderr
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_damaged_file_is_brought_again(made: Path, tmp_path: Path) -> None:

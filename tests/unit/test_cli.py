@@ -172,7 +172,7 @@ def test_ask_gets_no_answer(tmp_path: Path) -> None:
     assert p.stderr.startswith("@local: a chat request got status 0")
 
 
-@pytest.mark.parametrize("command", ["check", "verify", "ask"])
+@pytest.mark.parametrize("command", ["check", "verify", "ask", "bundle"])
 def test_help_says_what_the_exit_codes_mean(command: str) -> None:
     text = " ".join(inside(command, "--help").stdout.split())
     assert f"wsllama {command} inventory" in text

@@ -67,7 +67,8 @@ def resolve(a: dict[str, Any]) -> dict[str, Any]:
     status, text = apt([*options, "--no-install-recommends", "--print-uris", "install", *words])
     needed = {sha256: (name, int(size)) for name, size, sha256 in NEEDED.findall(text)}
     if status or not needed:
-        raise AptError(f"apt can't tell what {' '.join(words)} need: {first_error(text)}")
+        hint = "a deploy to this host adds sources that are missing"
+        raise AptError(f"apt can't have all that {' '.join(words)} need ({first_error(text)}): {hint}")
     stanzas = known(options, needed)
     if missing := [name for sha256, (name, _) in needed.items() if sha256 not in stanzas]:
         raise AptError(f"apt's lists do not tell of {' '.join(missing)}: run again")
