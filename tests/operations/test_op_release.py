@@ -442,7 +442,10 @@ def test_the_digest_of_a_release_is_of_all_that_is_in_it() -> None:
         server.Release(links={"a": "b"}, files={"args": "x"}, record={"k": 1}, words=["--metrics"]),
     ]
     assert len({r.digest for r in [first, *others]}) == 5
-    assert first.digest == hashlib.sha256(b'{"files": {"args": "x"}, "links": {"a": "b"}, "record": {"k": 1}, "words": []}').hexdigest()
+    assert (
+        first.digest
+        == hashlib.sha256(b'{"files": {"args": "x"}, "links": {"a": "b"}, "record": {"k": 1}, "words": []}').hexdigest()
+    )
 
 
 def test_a_release_needs_the_probe(converge: Converge) -> None:
