@@ -11,10 +11,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,6 +50,24 @@ def toolkit(now, settings):
 
 
 toolkit(settings_of(host), name="toolkit")
+"""
+# `wsllama bundle` with these pins, from a host whose apt knows of nothing else.
+BUNDLE = """\
+import gevent.monkey
+
+gevent.monkey.patch_all()
+import json, os, sys
+
+sys.path.insert(0, {root!r})
+from wsllama import cli, lock
+from wsllama.operations import cuda, llama_cpp
+
+wheels = cuda.pins().wheels
+with open(os.environ["PINS"]) as f:
+    ours = lock.CudaApt.model_validate(json.load(f))
+cuda.pins = lambda: lock.Cuda(apt=ours, wheels=wheels)
+llama_cpp.package_names = lambda now: []
+cli.main()
 """
 NVCC = '#!/bin/sh\necho "Cuda compilation tools, release 13.0, V{version}"\n'
 FIRST = {"cuda-nvcc-13-0": "13.0.48-1", "cuda-cudart-dev-13-0": "13.0.48-1", "libcublas-dev-13-0": "13.0.0.19-1"}
@@ -138,15 +157,18 @@ class Cuda:
     repository: Repository
     stranger: Keys
 
-    def run(self, packages: Mapping[str, str], key_file: Path | None = None) -> subprocess.CompletedProcess[str]:
-        """Bring a toolkit of these pins with pyinfra."""
+    def run(
+        self, packages: Mapping[str, str], key_file: Path | None = None, more: Mapping[str, Any] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Bring a toolkit of these pins with pyinfra; more: of the host's data."""
         (self.folder / "deploy_cuda.py").write_text(DEPLOY.format(root=str(ROOT)))
         pins = {"uri": "https://unused.invalid/", "key": self.repository.keys.fingerprint, "packages": {"13.0": packages}}
         (self.folder / "pins.json").write_text(json.dumps(pins))
         wanted = {"version": "13.0", "provider": "apt", "compute": ["8.9"], "repository": self.repository.uri}
         wanted |= {"key_file": str(key_file)} if key_file else {}
         data = {"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}, "llama_cpp": {"backend": "cuda"}}
-        inventory = self.lab.inventory(self.folder / "inventory", {self.host.name: {**data, "cuda": wanted}}, [self.host])
+        data |= {"cuda": wanted, **(more or {})}
+        inventory = self.lab.inventory(self.folder / "inventory", {self.host.name: data}, [self.host])
         return subprocess.run(
             [str(BIN / "pyinfra"), str(inventory), str(self.folder / "deploy_cuda.py"), "-y", "--json"],
             cwd=ROOT,
@@ -290,3 +312,31 @@ def test_a_compiler_that_was_deleted_comes_back(cuda_lab: Cuda) -> None:
     assert cuda_lab.changed(SECOND)
     assert "V13.0.88" in cuda_lab.host.run(["/usr/local/cuda-13.0/bin/nvcc", "--version"]).stdout
     assert not cuda_lab.changed(SECOND)
+
+
+def test_a_bundle_brings_them_to_a_host_without_key_or_repository(cuda_lab: Cuda) -> None:
+    cuda_lab.changed(SECOND)
+    assert cuda_lab.installed() == SECOND
+    out = cuda_lab.folder / "bundle"
+    words = ["bundle", str(cuda_lab.folder / "inventory"), str(out), "--json"]
+    made = subprocess.run(
+        [sys.executable, "-c", BUNDLE.format(root=str(ROOT)), *words],
+        cwd=ROOT,
+        env={**os.environ, "PINS": str(cuda_lab.folder / "pins.json")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["kinds"]["package"]["files"] == len(SECOND)
+
+    other = replace(cuda_lab, host=cuda_lab.lab.hosts[1])
+    more = {"llama_cpp": {"backend": "cuda", "source": "bundle"}, "bundle": {"path": str(out)}}
+    assert other.installed() == {}
+    try:
+        assert other.changed(SECOND, more=more)
+        assert other.installed() == SECOND
+        assert other.there() == []
+        assert not other.changed(SECOND, more=more)
+    finally:
+        other.host.reset()
