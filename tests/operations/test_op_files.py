@@ -73,6 +73,19 @@ def test_directories(converge: Converge) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ({"kind": "link", "target": "/data/models", "mode": "777"}, "/a is a link to /data/models, not a folder"),
+        ({"kind": "file", "mode": "644"}, "/a is a file, not a folder"),
+    ],
+)
+def test_what_somebody_put_in_a_folders_place_is_left_there(converge: Converge, there: dict[str, Any], words: str) -> None:
+    got = converge(files.directories, {"/a": {}, "/b": {}}, seen={"files": {"/a": {**FOLDER, **there}, "/b": None}})
+    assert (got.commands, got.failed) == ([], True)
+    assert words in got.log
+
+
 LLAMA = {"group": "llama", "home": "/var/lib/wsllama", "shell": "/usr/sbin/nologin"}
 
 
@@ -93,6 +106,13 @@ def test_user_is_made(converge: Converge) -> None:
     assert [c.split()[0] for c in made] == ["groupadd", "useradd"]
     assert all(f" {word} " in f"{made[1]} " for word in ("-r", "-d /var/lib/wsllama", "-s /usr/sbin/nologin", "-g llama"))
     assert got.changed
+
+
+def test_user_of_somebody_else_is_left_alone(converge: Converge) -> None:
+    theirs = {"group": "llama", "home": "/home/llama", "shell": "/bin/bash"}
+    got = converge(files.user, "llama", "/var/lib/wsllama", seen={"users": {"llama": theirs}})
+    assert (got.commands, got.failed) == ([], True)
+    assert "there is a user llama whose home is /home/llama" in got.log
 
 
 def packages(**more: str | None) -> dict[str, Any]:

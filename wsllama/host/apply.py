@@ -31,9 +31,7 @@ def sync(folder: str) -> None:
 
 
 def directory(path: str, wanted: Wanted) -> None:
-    if not os.path.isdir(path) or os.path.islink(path):
-        gone(path)
-        os.makedirs(path)
+    os.makedirs(path, exist_ok=True)
     own(path, wanted)
 
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pyinfra import host, state
 from pyinfra.operations import apt, server
 
-from wsllama.operations.base import on_host, resource, tell
+from wsllama.operations.base import Refused, on_host, resource, tell
 
 ROOT = Path(__file__).resolve().parents[2]
 _jinja = Environment(loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, keep_trailing_newline=True)
@@ -57,8 +57,14 @@ def user(now: Any, name: str, home: str) -> Iterator[Any]:
     + home: its home folder, not made here
     """
     want = {"group": name, "home": home, "shell": "/usr/sbin/nologin"}
-    if now["users"][name] != want:
-        tell(f"user {name}: {'absent' if now['users'][name] is None else now['users'][name]}")
+    there = now["users"][name]
+    if there and there["home"] != home:
+        raise Refused(
+            f"there is a user {name} whose home is {there['home']}, so it is somebody else's: rename it with usermod --login"
+            f" and groupmod --new-name, or give it to the service with usermod --home {home} {name}"
+        )
+    if there != want:
+        tell(f"user {name}: {there or 'absent'}")
         yield from server.group._inner(group=name, system=True)
         without = {"create_home": False, "ensure_home": False}
         yield from server.user._inner(user=name, group=name, system=True, home=home, shell=want["shell"], **without)
@@ -73,8 +79,11 @@ def directories(now: Any, paths: Mapping[str, Mapping[str, str]]) -> Iterator[An
     default = {"kind": "directory", "mode": "755", "user": "root", "group": "root"}
     todo = []
     for path, given in paths.items():
-        want = {**default, **given}
-        if differs := _differs(now["files"][path], want):
+        want, there = {**default, **given}, now["files"][path]
+        if there and there["kind"] != "directory":
+            what = f"a link to {there['target']}" if there["kind"] == "link" else f"a {there['kind']}"
+            raise Refused(f"{path} is {what}, not a folder: move it away; for another disk mount that there (mount --bind)")
+        if differs := _differs(there, want):
             tell(f"{path}: {', '.join(differs)}")
             todo.append({"path": path, **want})
     if todo:
