@@ -44,6 +44,8 @@ def _sha256(value: str) -> str:
 def _printable(value: str) -> str:
     if any(ord(c) < 32 or ord(c) == 127 for c in value):
         raise ValueError("control characters are not allowed")
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in value):  # how Python reads bytes that are no UTF-8; they can't be sent on
+        raise ValueError("it is not UTF-8: give another name")
     return value
 
 
@@ -187,11 +189,12 @@ class Server(Topic):
     @field_validator("host")
     @classmethod
     def _address(cls, value: str) -> str:
-        if value != "localhost":
-            try:
-                ipaddress.ip_address(value)
-            except ValueError:
-                raise ValueError("an IP address or localhost is wanted") from None
+        if value == "localhost":  # where a hosts file has it for ::1 too, the server would listen there only
+            return "127.0.0.1"
+        try:
+            ipaddress.ip_address(value)
+        except ValueError:
+            raise ValueError("an IP address or localhost is wanted") from None
         return value
 
     @model_validator(mode="after")

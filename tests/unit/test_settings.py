@@ -67,6 +67,7 @@ def test_defaults_suit_one_wsl_machine() -> None:
         ({"server": {"extra_args": "--jinja"}}, "server.extra_args = '--jinja': Input should be a valid list"),
         ({"server": {"extra_args": ["--top-k", 3]}}, "server.extra_args.1 = 3: Input should be a valid string"),
         ({"server": {"extra_args": ["a\nb"]}}, "server.extra_args.0: control characters are not allowed"),
+        ({"model": {"path": "/srv/m\udcff.gguf"}}, "model.path: it is not UTF-8: give another name"),
         ({"platform": "windows"}, "platform = 'windows': Input should be 'wsl' or 'linux'"),
         ({"model": {"path": "a.gguf"}}, "model.path: a path starts with /"),
         (
@@ -123,7 +124,6 @@ def test_contradictions(data: dict[str, Any], words: list[str]) -> None:
         {"server": {"host": "0.0.0.0", "api_key": True}},
         {"server": {"host": "127.1.2.3"}},
         {"server": {"host": "::1"}},
-        {"server": {"host": "localhost"}},
         {"server": {"cache_type_v": "q8_0"}},
         {"llama_cpp": {"source": "archive", "archive": "https://192.0.2.1/a.tar.gz", "archive_sha256": "AB" * 32}},
         {"llama_cpp": {"source": "git", "git_url": "/srv/llama.cpp", "commit": "0" * 40}},
@@ -133,6 +133,11 @@ def test_contradictions(data: dict[str, Any], words: list[str]) -> None:
 )
 def test_what_is_right(data: dict[str, Any]) -> None:
     assert errors(**data) == []
+
+
+def test_localhost_is_one_address() -> None:
+    found, wrong = parse({"model": {"path": "/a.gguf"}, "server": {"host": "localhost"}})
+    assert (found and found.server.host, wrong) == ("127.0.0.1", [])
 
 
 def test_all_errors_at_once() -> None:
