@@ -37,8 +37,11 @@ def text(name: str) -> str:
 
 
 def call(name: str, argument: Any) -> str:
-    """The same, and behind it a call of `main` with this JSON-able argument."""
-    return f"{text(name)}\nimport json\nmain(json.loads({json.dumps(json.dumps(argument))}))\n"
+    """The same, and behind it a call of `main` with this JSON-able argument.
+
+    What it makes is readable for the service's user, whatever umask root has there; secrets get their mode from their program.
+    """
+    return f"{text(name)}\nimport json, os\nos.umask(0o022)\nmain(json.loads({json.dumps(json.dumps(argument))}))\n"
 
 
 def _source(module: str) -> str:

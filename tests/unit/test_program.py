@@ -45,6 +45,16 @@ def test_an_argument_arrives_as_it_was(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(p.stdout) == NASTY
 
 
+def test_a_hosts_umask_hides_nothing_from_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "text", lambda name: "def main(argument):\n    import os\n    os.makedirs(argument)")
+    before = os.umask(0o077)
+    try:
+        run(program.call("make", "made"), tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "made").stat().st_mode & 0o777 == 0o755
+
+
 def test_a_failure_is_one_sentence_without_a_traceback(tmp_path: Path) -> None:
     argument = [{"path": f"{tmp_path}/no/x", "kind": "file", "mode": "644", "user": "root", "group": "root", "data": ""}]
     p = run(program.call("apply", argument), tmp_path)
