@@ -139,7 +139,11 @@ def start(a: dict[str, Any]) -> None:
         if told == a["digest"] and subprocess.run(["systemctl", "is-active", "--quiet", a["unit"]]).returncode == 0:
             return  # another run was faster, and may be asking the server already
         os.unlink(a["stamp"])
-    restart(a["unit"])
+    try:
+        restart(a["unit"])
+    except SystemExit as e:  # acceptance comes next: it says why and goes back; a run that ended here would leave nothing running
+        print(e)
+        return
     put(a["stamp"], a["digest"] + "\n")
 
 
@@ -210,4 +214,4 @@ def main(a: dict[str, Any]) -> None:
             done = {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)
             print(json.dumps(done or {}))
     except OSError as e:
-        raise SystemExit(f"{e.filename or a['root']}: {e.strerror or e}; mend that and run again") from None
+        raise SystemExit(f"{e.filename2 or e.filename or a['root']}: {e.strerror or e}; mend that and run again") from None
