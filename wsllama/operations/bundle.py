@@ -11,7 +11,7 @@ from typing import Any
 
 from pyinfra import state
 
-from wsllama import artifacts, layout, sources, transfer
+from wsllama import artifacts, index, layout, sources, transfer
 from wsllama.bundle import INDEX, Bundle, BundleError
 from wsllama.bundle import opened as opened_at
 from wsllama.lock import CudaWheels, LlamaCppPin
@@ -116,16 +116,18 @@ def install(distro: str, settings: Settings, wanted: Mapping[str, str | None]) -
     if not state.is_executing:
         raise Later("packages of the bundle are to be installed")
     bundle, folder = opened(settings), f"debs/{distro}"
-    index = _file(bundle, f"{folder}/{INDEX}").read_text(encoding="utf-8")
+    text = _file(bundle, f"{folder}/{INDEX}").read_text(encoding="utf-8")
     words = [f"{name}={version}" if version else name for name, version in wanted.items()]
-    names = [f"{folder}/{name}" for name in ask_host("debs", {"action": "plan", "index": index, "packages": words})["files"]]
+    names = [f"{folder}/{name}" for name in ask_host("debs", {"action": "plan", "index": text, "packages": words})["files"]]
     size = sum(bundle.manifest.files[name].size for name in names)
     tell(f"{len(names)} packages come from the bundle, {size / 1e6:.0f} MB")
-    with tempfile.TemporaryDirectory(prefix="wsllama-") as work:
+    cache = index.cache_of("bundle")  # not /tmp, which may be a small part of the memory
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as work:
         archive = Path(work) / "debs.tar"
         sha256 = in_thread(_pack, [_file(bundle, name) for name in names], archive)
         yield send(transfer.send_file, archive, ARCHIVE, sha256=sha256)
-        argument = {"action": "install", "archive": ARCHIVE, "folder": DEBS, "index": index, "packages": words}
+        argument = {"action": "install", "archive": ARCHIVE, "folder": DEBS, "index": text, "packages": words}
         yield follow("debs", argument, key=sha256[:16], limit_s=TIME_LIMIT_S)
 
 
