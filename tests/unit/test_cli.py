@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -13,9 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
-
-from wsllama import cli
 
 ROOT = Path(__file__).parents[2]
 WSLLAMA = str(Path(sys.executable).parent / "wsllama")
@@ -23,16 +21,10 @@ GOOD = '"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}'
 
 
 def wsllama(*words: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    p = subprocess.run([WSLLAMA, *map(str, words)], cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    env = {**os.environ, "COLUMNS": "500"}
+    p = subprocess.run([WSLLAMA, *map(str, words)], cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert "Traceback" not in p.stderr, p.stderr
     return p
-
-
-def inside(*words: str | Path) -> Result:
-    """The same in this process, for what connects to nothing."""
-    result = CliRunner().invoke(cli.app, [*map(str, words)], env={"COLUMNS": "500"})
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    return result
 
 
 @pytest.fixture
@@ -64,16 +56,16 @@ def test_check_finds_nothing_and_takes_little(good: Path) -> None:
 
 
 def test_check_of_one_host_in_json(good: Path) -> None:
-    p = inside("check", good, "--limit", "desk-2", "--json")
+    p = wsllama("check", good, "--limit", "desk-2", "--json")
     assert json.loads(p.stdout) == {"ok": True, "errors": [], "hosts": ["desk-2"]}
 
 
 def test_check_says_all_that_is_wrong(bad: Path) -> None:
-    p = inside("check", bad)
-    assert p.exit_code == 2
+    p = wsllama("check", bad)
+    assert p.returncode == 2
     assert p.stderr.splitlines() == [f"refused: {sentence}" for sentence in BAD]
-    p = inside("check", bad, "--json")
-    assert p.exit_code == 2
+    p = wsllama("check", bad, "--json")
+    assert p.returncode == 2
     assert json.loads(p.stdout) == {"ok": False, "errors": BAD}
 
 
@@ -90,15 +82,15 @@ def test_inventories_that_are_none(tmp_path: Path, text: str | None, said: str) 
     path = tmp_path / "inventory"
     if text is not None:
         path.write_text(text)
-    p = inside("check", path)
-    assert p.exit_code == 2
+    p = wsllama("check", path)
+    assert p.returncode == 2
     assert p.stderr.startswith(f"refused: {said.format(path=path)}")
     assert p.stderr.count("\n") == 1
 
 
 def test_a_limit_without_match(good: Path) -> None:
-    p = inside("check", good, "--limit", "nobody")
-    assert (p.exit_code, p.stderr) == (2, "refused: --limit nobody matches no host and no group of the inventory\n")
+    p = wsllama("check", good, "--limit", "nobody")
+    assert (p.returncode, p.stderr) == (2, "refused: --limit nobody matches no host and no group of the inventory\n")
 
 
 @pytest.mark.parametrize("command", ["verify", "rollback"])
@@ -174,6 +166,6 @@ def test_ask_gets_no_answer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["check", "verify", "ask", "bundle"])
 def test_help_says_what_the_exit_codes_mean(command: str) -> None:
-    text = " ".join(inside(command, "--help").stdout.split())
+    text = " ".join(wsllama(command, "--help").stdout.split())
     assert f"wsllama {command} inventory" in text
     assert "Exit codes: 0 " in text
