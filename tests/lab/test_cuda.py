@@ -68,6 +68,7 @@ def test_a_toolkit_that_does_not_fit(builder: Deployed, cuda: dict[str, object],
     assert untouched(builder.lab.hosts[0])
 
 
+@pytest.mark.full
 def test_built_by_nvcc_and_served(builder: Deployed) -> None:
     host = builder.lab.hosts[0]
     first = builder.pyinfra(builder.inventory(), timeout=LIMIT_S).green()
@@ -90,6 +91,7 @@ def test_built_by_nvcc_and_served(builder: Deployed) -> None:
     assert not host.run("ls /usr/lib/wsl 2>/dev/null", check=False).stdout, "nothing is written where WSL's libraries are"
 
 
+@pytest.mark.full
 def test_a_rebuilt_host_needs_no_toolkit(builder: Deployed) -> None:
     host = builder.lab.hosts[0]
     host.reset()
