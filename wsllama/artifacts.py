@@ -8,15 +8,15 @@ CACHE is ${XDG_CACHE_HOME:-~/.cache}/wsllama/artifacts. Those that were used las
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from wsllama import index
 
 MOST = 16  # artifacts that are kept; one with CUDA has about half a gigabyte
 ABANDONED_S = 24 * 3600  # what a run that was killed has left is removed after that
@@ -68,7 +68,7 @@ def verified(build_id: str, cache: Path | None = None) -> Artifact | None:
     if artifact is None:
         return None
     try:
-        if (found := _sha256(artifact.path)) == artifact.sha256:
+        if (found := index.sha256_of(artifact.path)) == artifact.sha256:
             os.utime(artifact.path)
             return artifact
         artifact.path.unlink()
@@ -91,9 +91,9 @@ def keep(
     try:
         cache.mkdir(parents=True, exist_ok=True)
         _prune(cache, {build_id, *needed})
-        found = _write(path, bring)
+        found = index.write(path, bring)
         manifest = {"build_id": build_id, **{key: found[key] for key in ("sha256", "size", "record")}}
-        _write(path.with_name(f"{build_id}.json"), lambda out: out.write(json.dumps(manifest, indent=1).encode()))
+        index.write(path.with_name(f"{build_id}.json"), lambda out: out.write(json.dumps(manifest, indent=1).encode()))
     except OSError as e:
         raise ArtifactError(f"build {build_id} can't be kept in {cache}: {e.strerror or e}") from e
     return Artifact(build_id, path, found["sha256"], found["size"], found["record"])
@@ -109,26 +109,3 @@ def _prune(cache: Path, needed: Collection[str]) -> None:
         if (build_id := path.name.removesuffix(".tar.gz")) not in needed:
             path.unlink(missing_ok=True)
             path.with_name(f"{build_id}.json").unlink(missing_ok=True)
-
-
-def _write(path: Path, fill: Callable[[BinaryIO], Any]) -> Any:
-    """Write a file aside and rename it, so that its name never stands for half of it. Returns what `fill` returns."""
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
-    try:
-        with open(descriptor, "wb") as out:
-            result = fill(out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
-    return result
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

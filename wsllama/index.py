@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import io
 import os
 import subprocess
@@ -12,6 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class SourceError(Exception):
@@ -37,18 +41,31 @@ def alone(cache: Path) -> Iterator[None]:
         yield
 
 
-def write(path: Path, fill: Callable[[io.BufferedWriter], object]) -> None:
-    """Write a file aside and rename it, so that its name never stands for half of it. Raises OSError."""
+def write(path: Path, fill: Callable[[io.BufferedWriter], T]) -> T:
+    """Write a file aside and rename it, so that its name never stands for half of it.
+
+    fill: writes the bytes; what it returns is returned. Raises OSError.
+    """
     descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
     try:
         with open(descriptor, "wb") as out:
-            fill(out)
+            result = fill(out)
             out.flush()
             os.fsync(out.fileno())
         os.replace(aside, path)
     except BaseException:
         os.unlink(aside)
         raise
+    return result
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file in hex, read from its start to its end. Raises OSError."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def download(

@@ -178,18 +178,10 @@ def _stamp_text(source: Source) -> str:
     return json.dumps({**asdict(source), "path": str(source.path), "mtime_ns": mtime_ns}, indent=1)
 
 
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        while block := f.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _sdist(pin: LlamaCppPin, cache: Path, env: Mapping[str, str]) -> Path:
     """The source distribution, from the cache or from the index that this machine's pip is set up for."""
     wanted, path = pin.sdist, cache / sdist_name(pin)
-    if path.is_file() and _sha256(path) == wanted.sha256:
+    if path.is_file() and index.sha256_of(path) == wanted.sha256:
         return path
     with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as work:
         got = _pip_download(pin, Path(work), env)
@@ -200,7 +192,7 @@ def _sdist(pin: LlamaCppPin, cache: Path, env: Mapping[str, str]) -> Path:
 def _checked(pin: LlamaCppPin, path: Path) -> Path:
     """The source distribution at this path, if it has the lock's sha256."""
     wanted = pin.sdist
-    if (found := _sha256(path)) != wanted.sha256:
+    if (found := index.sha256_of(path)) != wanted.sha256:
         raise SourceError(f"{wanted.name} {wanted.version} has sha256 {found}, the lock has {wanted.sha256}")
     return path
 
@@ -224,7 +216,7 @@ def _read_archive(archive: str, sha256: str, cache: Path, env: Mapping[str, str]
     with tempfile.TemporaryDirectory(dir=cache, prefix=".partial-") as work:
         path = _download(archive, Path(work) / "archive", env) if "://" in archive else Path(archive)
         try:
-            found = _sha256(path)
+            found = index.sha256_of(path)
         except OSError as e:
             raise SourceError(f"the archive {path} cannot be read: {e.strerror}") from e
         if found != sha256:
