@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import gevent.monkey
+from hypothesis import settings
 
 gevent.monkey.patch_all()
 
 # `lab`, `tasks` and the rest are folders of the project, not installed packages; wherever pytest is started, they are found.
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+settings.register_profile("wsllama", deadline=None)  # no test asserts a time: machines are busy
+settings.load_profile("wsllama")
