@@ -148,6 +148,7 @@ def test_nothing_of_it_stays_in_apt(gap: Gap) -> None:
     assert host.run("apt-get check").returncode == 0
 
 
+@pytest.mark.full
 def test_a_build_that_is_here_comes_with_it(deployed: Deployed, gap: Gap) -> None:
     """What is in the bundle already is not fetched again, and a host of the same kind need not compile."""
     before = {path: path.stat().st_ino for path in (gap.bundle / "debs").rglob("*")}

@@ -99,6 +99,7 @@ def test_a_second_run_changes_nothing(fleet: Fleet) -> None:
     fleet.run().unchanged()
 
 
+@pytest.mark.full
 def test_a_rebuilt_machine_skips_the_compile(fleet: Fleet) -> None:
     host, other, _ = fleet.lab.hosts
     host.reset()
@@ -108,6 +109,7 @@ def test_a_rebuilt_machine_skips_the_compile(fleet: Fleet) -> None:
     assert answers(host)
 
 
+@pytest.mark.full
 def test_a_damaged_entry_is_refused_and_built_again(fleet: Fleet) -> None:
     one, two, _ = fleet.lab.hosts
     fleet.without_builds(one, two)
