@@ -26,8 +26,8 @@ from pyinfra.connectors.util import extract_control_arguments, make_unix_command
 from wsllama import digest, program
 from wsllama.domain import gguf
 from wsllama.host.receive import BLOCK, Progress, gib, identity
+from wsllama.layout import MODELS
 
-MODELS = "/var/lib/wsllama/models"
 # Reads the program from stdin by its exact length, so that the rest of stdin is the program's.
 START = "import sys; i = sys.stdin.buffer; exec(i.read(int(i.readline())))"
 

@@ -149,6 +149,17 @@ def test_key_is_asked_for_and_seen_nowhere(deployed: Deployed) -> None:
     assert deployed.run().green().changed(host.name) == ["release", "service", "accepted"]
 
 
+def test_a_look_ahead_counts_the_restart_that_a_new_release_brings(deployed: Deployed) -> None:
+    name = deployed.names[0]
+    words = [
+        w for w in deployed.command(deployed.inventory({name: {"server": {"ctx_size": 4096}}}), "--dry", "--json") if w != "-y"
+    ]
+    p = subprocess.run(words, cwd=ROOT, env=deployed.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    plan = json.loads(p.stdout)["plan"]
+    assert [o["name"].rpartition(" | ")[2] for o in plan if name in o["hosts_with_change"]] == ["release", "service"]
+    deployed.run().unchanged()
+
+
 def test_model_on_the_command_line(deployed: Deployed) -> None:
     bare = deployed.lab.inventory(deployed.folder / "bare", {name: {"server": {"threads": 1}} for name in deployed.names})
     data = json.dumps({"path": str(deployed.model)})
