@@ -12,12 +12,14 @@ import tasks.llama_cpp
 import tasks.model
 import tasks.preflight
 import tasks.server
+import tasks.windows
 from wsllama import guard
 from wsllama.operations.base import deferred_detection
 
 guard.required()
 with deferred_detection():
     tasks.preflight.apply()
+    tasks.windows.apply()
     tasks.cuda.apply()
     tasks.distro.apply()
     tasks.llama_cpp.apply()

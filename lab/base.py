@@ -2,7 +2,8 @@
 
     $WSLLAMA_CACHE (default /var/cache/wsllama-lab)
     ├── base/<suite>-<key>-<day>/     the tree; key = hash of everything that determines it
-    ├── base/<…>.building/            aside while it is built, renamed when it is whole
+    ├── base/<…>.prepared-<key>/      what lies over it on prepared hosts: the packages that a deploy installs
+    ├── base/<…>.building/            either aside while it is built, renamed when it is whole
     ├── base/lock-<suite>             held while building, so that two runs don't build it twice
     ├── apt/<suite>/                  packages that were downloaded once
     └── apt-hosts/<lab>-<host>/       a machine's own /var/cache/apt/archives, hard links into apt/<suite>
@@ -24,6 +25,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lab.tools import LabError, install_missing, run, say, write
+from wsllama.domain import build
 
 VERSION = 2  # raise it when the way of building changes: a cached base of another version is not used
 MAX_AGE_S = 7 * 86400  # an older base has package lists that name files which mirrors no longer hold
@@ -35,6 +37,20 @@ PACKAGES = (
 # Mounts and processes of their own, that die with this process: whatever kills it, nothing of debootstrap's stays behind.
 OWN_MOUNTS = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
 LOCAL_CA = Path("usr/local/share/ca-certificates")
+# Installs packages into a layer over a base. The mounts are in a namespace of their own and go with it.
+PREPARE = """
+set -e
+base=$1 layer=$2 pool=$3; shift 3
+mkdir -p "$layer/upper" "$layer/work" "$layer/root"
+mount -t overlay overlay -o "lowerdir=$base,upperdir=$layer/upper,workdir=$layer/work" "$layer/root"
+cd "$layer/root"
+mount -t proc proc proc
+mount --bind "$pool" var/cache/apt/archives
+cp /etc/resolv.conf etc/resolv.conf
+chroot . apt-get -q update
+chroot . apt-get -qy install --no-install-recommends "$@"
+rm etc/resolv.conf
+"""
 
 
 @dataclass(frozen=True)
@@ -237,6 +253,33 @@ def ensure(suite: str, in_use: frozenset[str] = frozenset()) -> Path:
             if old != made and old.name not in in_use and time.time() - old.stat().st_mtime > MAX_AGE_S:
                 shutil.rmtree(old)
         return made
+
+
+def prepare(base: Path) -> Path:
+    """The layer over a base that has the packages which a deploy installs, made when there is none (half a minute).
+
+    Raises LabError when it can't be made.
+    """
+    suite = base.name.partition("-")[0]
+    system = dict(line.split("=", 1) for line in (base / "etc/os-release").read_text().splitlines() if "=" in line)
+    wanted = build.packages(*(system[key].strip("\"'") for key in ("ID", "VERSION_ID")))
+    names = sorted({*wanted.build, *wanted.run})
+    key = hashlib.sha256(json.dumps([PREPARE, names]).encode()).hexdigest()[:12]
+    with locked(base.with_name(f"lock-{suite}")):
+        final = base.with_name(f"{base.name}.prepared-{key}")
+        if final.exists():
+            return final
+        aside = final.with_name(final.name + ".building")
+        shutil.rmtree(aside, ignore_errors=True)  # whoever made it is dead: the lock is ours
+        say(f"installing the packages of a deploy over the {suite} base image (once, half a minute) …")
+        run(
+            [*OWN_MOUNTS, "sh", "-c", PREPARE, "sh", base, aside, cache_dir() / "apt" / suite, *names],
+            timeout=1800,
+            env={"DEBIAN_FRONTEND": "noninteractive"},
+        )
+        (aside / "upper").rename(final)
+        shutil.rmtree(aside)
+        return final
 
 
 def _build(plan: Recipe, folder: Path) -> Path:

@@ -55,7 +55,7 @@ def show(lab: Lab, model: Path, scripted: bool) -> dict[str, Any]:
     """The whole demonstration on an open lab; raises DemoError when something isn't as it has to be."""
     host = lab.hosts[0]
     # The small model needs no second thread, and threads that wait for each other spin where cores are busy.
-    server = {"server": {"threads": 1}} if scripted else {}
+    server = {"server": {"threads": 1}, "acceptance": {"long_prompt_s": 2}} if scripted else {}
     inventory = lab.inventory(lab.record.folder / "demo", {host.name: {"model": {"path": str(model)}, **server}})
     heading(f"first run: pyinfra {inventory} deploy.py")
     first = deploy(inventory)

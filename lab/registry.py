@@ -33,7 +33,7 @@ class Record:
     id: str
     name: str
     suite: str
-    base: str
+    base: str  # folders of the image with colons between, the uppermost first, as overlayfs takes them
     subnet: str
     internet: bool
     memory_bytes: int | None
@@ -85,9 +85,13 @@ def records() -> list[Record]:
     return found
 
 
-def register(name: str, suite: str, *, internet: bool, memory_bytes: int | None, dxg: bool, binds: dict[str, str]) -> Record:
+def register(
+    name: str, suite: str, *, prepared: bool, internet: bool, memory_bytes: int | None, dxg: bool, binds: dict[str, str]
+) -> Record:
     """Sweep what dead labs left, then register a new lab of this process and make its network."""
-    base_path = base.ensure(suite, frozenset(Path(other.base).name for other in records()))
+    layers = [base.ensure(suite, frozenset(Path(layer).name for other in records() for layer in other.base.split(":")))]
+    if prepared:
+        layers.insert(0, base.prepare(layers[0]))
     with base.locked(STATE / "lock"):
         _sweep()
         lab = secrets.token_hex(3)
@@ -95,7 +99,7 @@ def register(name: str, suite: str, *, internet: bool, memory_bytes: int | None,
             id=lab,
             name=name,
             suite=suite,
-            base=str(base_path),
+            base=":".join(map(str, layers)),
             subnet=network.free_subnet([other.subnet for other in records()]),
             internet=internet,
             memory_bytes=memory_bytes,

@@ -6,6 +6,8 @@ output head is a table from token to next token: the model says its lines whatev
 
 - answer: thinks "Let me think", then answers READY
 - loop: thinks "Let hmm hmm ..." and never closes the thinking block
+- senses: as answer, but one layer looks back: where a tool is offered it calls that, and where it is shown a red or a blue
+  picture (lab/tiny_projector.py) it answers RED or BLUE
 - random: all weights random
 
 The bytes depend on the arguments only: the weights come from SHAKE-256, so no version of a library changes them.
@@ -26,7 +28,7 @@ import gguf
 import numpy as np
 
 ARCHITECTURE = "qwen35moe"
-SCRIPTS = ("answer", "loop", "random")
+SCRIPTS = ("answer", "loop", "senses", "random")
 NAME = "Tiny Qwen3.6 35B A3B test"
 EXAMPLES = """examples:
   python -m lab.tiny_model tiny.gguf
@@ -42,6 +44,8 @@ KEY_DIM, INNER = STATE * GROUPS, STATE * TIME_STEP_RANK  # 2048, 4096
 FULL_ATTENTION_INTERVAL = 4  # 4: every fourth layer has full attention
 
 WORDS = ["\n\n", "Let", " me", " think", " hmm", "READY"]
+CALL = '\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'  # the one of wsllama/domain/acceptance.py
+SENSES = [CALL, "RED", "BLUE"]
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
            "<|image_pad|>", "<|video_pad|>"]  # fmt: skip
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -85,13 +89,15 @@ class Vocabulary:
                 self.add(built, gguf.TokenType.NORMAL)
 
 
-def vocabulary() -> Vocabulary:
+def vocabulary(script: str = "answer") -> Vocabulary:
     vocab = Vocabulary([], [], [])
     letters = byte_letters()
     for byte in range(256):
         vocab.add(letters[byte], gguf.TokenType.NORMAL)
     for word in WORDS:
         vocab.add_word(word)
+    for word in SENSES if script == "senses" else ():
+        vocab.add(spelled(word), gguf.TokenType.NORMAL)  # only said, never read, so that no merge has to lead to it
     for token in CONTROL:
         vocab.add(token, gguf.TokenType.CONTROL)
     for token in MARKS:
@@ -99,6 +105,12 @@ def vocabulary() -> Vocabulary:
     while len(vocab.tokens) % 32:
         vocab.add(f"[PAD{len(vocab.tokens)}]", gguf.TokenType.UNUSED)
     return vocab
+
+
+def signals(vocab: Vocabulary) -> tuple[int, int, int]:
+    """Places in the residual stream that no token has: a tool is offered, a picture is red, a picture is blue."""
+    width = len(vocab.tokens)
+    return width - 3, width - 2, width - 1
 
 
 def put_keys(writer: gguf.GGUFWriter, width: int, layers: int, ctx: int, name: str) -> None:
@@ -151,13 +163,16 @@ def next_tokens(vocab: Vocabulary, script: str) -> dict[int, int]:
     first, answer, ready = number(spelled("\n")), number(spelled("\n\n")), number("READY")
     after = dict.fromkeys(range(len(vocab.tokens)), ready)
     after.update({ready: number("<|im_end|>"), answer: ready})
-    if script == "answer":
+    if script in ("answer", "senses"):
         said = [number(spelled(word)) for word in ("Let", " me", " think")]
         line = [first, *said, number("</think>"), answer]
     else:
         hmm = number(spelled(" hmm"))
         line = [first, number("Let"), hmm, hmm]
     after.update(pairwise(line))
+    if script == "senses":
+        after.update(dict.fromkeys((number(word) for word in ("RED", "BLUE", "</tool_call>")), number("<|im_end|>")))
+        after.update(pairwise([number("<tool_call>"), number(spelled(CALL)), number("</tool_call>")]))
     return after
 
 
@@ -172,6 +187,11 @@ def put_ends(put: Put, random: Callable[..., Any], vocab: Vocabulary, script: st
     head = np.zeros((width, width))
     for token, following in next_tokens(vocab, script).items():
         head[following, token] = 3.0  # times sqrt(width) after the norm: far above every other logit
+    if script == "senses":  # what was seen decides how an answer begins, and nothing after that
+        number = vocab.tokens.index
+        head[number("READY"), number(spelled("\n\n"))] = 1.0
+        for word, signal in zip(("<tool_call>", "RED", "BLUE"), signals(vocab), strict=True):
+            head[:, signal], head[number(word), signal] = 0.0, 2.0
     put("token_embd.weight", np.eye(width), exact=True)
     put("output.weight", head, exact=True)
 
@@ -196,11 +216,13 @@ class Layers:
         else:
             self.put_tensor(f"blk.{layer}.{name}", np.zeros(shape))
 
-    def put_layer(self, layer: int) -> None:
+    def put_layer(self, layer: int, vocab: Vocabulary) -> None:
         self.put_ones(layer, "attn_norm.weight", self.width)
         self.put_ones(layer, "post_attention_norm.weight", self.width)
         if (layer + 1) % FULL_ATTENTION_INTERVAL:
             self.put_linear_attention(layer)
+        elif self.script == "senses" and layer + 1 == FULL_ATTENTION_INTERVAL:
+            self.put_looking_back(layer, vocab)
         else:
             self.put_full_attention(layer)
         self.put_experts(layer)
@@ -212,6 +234,22 @@ class Layers:
         self.put_result(layer, "attn_output.weight", self.width, N_HEAD * HEAD)
         self.put_ones(layer, "attn_q_norm.weight", HEAD)
         self.put_ones(layer, "attn_k_norm.weight", HEAD)
+
+    def put_looking_back(self, layer: int, vocab: Vocabulary) -> None:
+        """Full attention that finds, wherever it stands, the mark of tools (first head) and pictures (third head)."""
+        tool, red, blue = signals(vocab)
+        query, key = np.zeros((N_HEAD * 2 * HEAD, self.width)), np.zeros((N_HEAD_KV * HEAD, self.width))
+        value, result = np.zeros((N_HEAD_KV * HEAD, self.width)), np.zeros((self.width, N_HEAD * HEAD))
+        at = HEAD - 1  # beyond what is rotated with the position
+        query[at, :] = query[2 * 2 * HEAD + at, :] = 1.0  # each head's query, then its gate, which stays half open
+        key[at, vocab.tokens.index("<tool_call>")] = value[0, vocab.tokens.index("<tool_call>")] = 1.0
+        key[HEAD + at, [red, blue]] = 1.0
+        value[HEAD, red] = value[HEAD + 1, blue] = 1.0
+        result[tool, 0] = result[red, 2 * HEAD] = result[blue, 2 * HEAD + 1] = 2 / math.sqrt(self.width)
+        for name, weights in (("attn_q", query), ("attn_k", key), ("attn_v", value), ("attn_output", result)):
+            self.put_tensor(f"blk.{layer}.{name}.weight", weights)
+        for name in ("attn_q_norm", "attn_k_norm"):  # so that what is found outweighs a long prompt
+            self.put_tensor(f"blk.{layer}.{name}.weight", np.full(HEAD, 3.0), exact=True)
 
     def put_linear_attention(self, layer: int) -> None:
         self.put(layer, "attn_qkv.weight", 2 * KEY_DIM + INNER, self.width)
@@ -240,7 +278,7 @@ def write(path: Path | str, script: str = "answer", seed: int = 1, layers: int =
           name: str = NAME) -> Path:  # fmt: skip
     """Write the model to `path`, aside and then renamed; returns the path.
 
-    - script: answer, loop or random
+    - script: answer, loop, senses or random
     - seed: of the random weights
     - layers: 8 is two rounds of three layers with linear attention and one with full attention
     - ctx: the context length in tokens that the file claims to be trained for
@@ -252,7 +290,7 @@ def write(path: Path | str, script: str = "answer", seed: int = 1, layers: int =
         raise ValueError(f"unknown script {script!r}: one of {', '.join(SCRIPTS)}")
     path = Path(path)
     aside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    vocab = vocabulary()
+    vocab = vocabulary(script)
     writer = gguf.GGUFWriter(aside, ARCHITECTURE)
 
     def put(tensor: str, values: Any, exact: bool = False) -> None:
@@ -266,7 +304,12 @@ def write(path: Path | str, script: str = "answer", seed: int = 1, layers: int =
     put_ends(put, random, vocab, script)
     all_layers = Layers(put, random, len(vocab.tokens), script)
     for layer in range(layers):
-        all_layers.put_layer(layer)
+        all_layers.put_layer(layer, vocab)
+    return finished(writer, aside, path)
+
+
+def finished(writer: Any, aside: Path, path: Path) -> Path:
+    """Write what a GGUFWriter on `aside` was given, and only then give it its name; returns that."""
     try:
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

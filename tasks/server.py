@@ -1,4 +1,4 @@
-"""The service: key, unit, release, running."""
+"""The service: key, stages, release, unit, running."""
 
 from functools import partial
 
@@ -7,19 +7,19 @@ from pyinfra.api import deploy
 
 from wsllama import layout
 from wsllama.guard import settings_of
-from wsllama.operations import server
-from wsllama.operations.files import File
-from wsllama.operations.release import looks, unit_text, wanted
+from wsllama.operations import server, stages, watch, watchdog
+from wsllama.operations.release import looks, wanted
 
 
 @deploy("server")
 def apply() -> None:
     settings = settings_of(host)
-    read_at_start = [layout.UNIT_FILE]
     if settings.server.api_key:
-        read_at_start += [layout.API_KEY]
         server.secret(layout.API_KEY, layout.USER, name="API key")
     looked_at, release = looks(settings), partial(wanted, settings=settings)
+    stages.walked(settings, name="stages before")
     server.release(looked_at, release, name="release")
-    server.unit(File(layout.UNIT_FILE, unit_text(settings)), name="unit")
-    server.service(read_at_start, looked_at, release, name="service")
+    server.unit(looked_at, release, name="unit")
+    server.service(server.read_at_start(settings.server.api_key), looked_at, release, name="service")
+    watchdog.watchdog(settings, name="watchdog")
+    watch.watch(settings, name="GPU watch")

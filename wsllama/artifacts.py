@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from wsllama import index
+from wsllama import index, whole
 
 MOST = 16  # artifacts that are kept; one with CUDA has about half a gigabyte
 ABANDONED_S = 24 * 3600  # what a run that was killed has left is removed after that
@@ -91,9 +91,9 @@ def keep(
     try:
         cache.mkdir(parents=True, exist_ok=True)
         _prune(cache, {build_id, *needed})
-        found = index.write(path, bring)
+        found = whole.write(path, bring)
         manifest = {"build_id": build_id, **{key: found[key] for key in ("sha256", "size", "record")}}
-        index.write(path.with_name(f"{build_id}.json"), lambda out: out.write(json.dumps(manifest, indent=1).encode()))
+        whole.write(path.with_name(f"{build_id}.json"), lambda out: out.write(json.dumps(manifest, indent=1).encode()))
     except OSError as e:
         raise ArtifactError(f"build {build_id} can't be kept in {cache}: {e.strerror or e}") from e
     return Artifact(build_id, path, found["sha256"], found["size"], found["record"])

@@ -17,13 +17,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from wsllama import artifacts, digest, index, layout, sources, transfer, wheels
+from wsllama import artifacts, digest, layout, sources, transfer, wheels, whole
 from wsllama import lock as pins
 from wsllama.bundle import BOM, INDEX, MANIFEST, BundleError, Entry, Kind, Manifest, lock_sha256, read_manifest, sha256_of
 from wsllama.domain import bom, gguf, network
 from wsllama.facts import probe
 from wsllama.host.debs import NAME as DEB
-from wsllama.host.receive import Progress
+from wsllama.host.receive import DROP_EVERY, Progress
 from wsllama.remote import Fleet, RemoteError
 from wsllama.settings import LOCK, Settings
 
@@ -37,14 +37,16 @@ class Wanted:
     """What hosts need, as one of each kind told it.
 
     + packages: distro -> name -> exact version, None for the newest; asked: distro -> the host that is asked for them
-    + cuda: releases whose wheels are needed; builds: ids that the controller's cache has; models: paths here
+    + cuda: releases whose wheels are needed; builds: ids that the controller's cache has
+    + models: name of a file -> its path here; locked: name in the lock -> settings that want it from there
     """
 
     packages: dict[str, dict[str, str | None]] = field(default_factory=dict)
     asked: dict[str, Any] = field(default_factory=dict)
     cuda: set[str] = field(default_factory=set)
     builds: set[str] = field(default_factory=set)
-    models: set[Path] = field(default_factory=set)
+    models: dict[str, Path] = field(default_factory=dict)
+    locked: dict[str, Settings] = field(default_factory=dict)
 
 
 def wanted_by(fleet: Fleet, with_model: bool, say: Say) -> Wanted:
@@ -59,10 +61,8 @@ def wanted_by(fleet: Fleet, with_model: bool, say: Say) -> Wanted:
         try:
             if llama_cpp.commit_of(settings) != llama_cpp.pin().commit:
                 raise Refused(f"a bundle holds the commit of wsllama.lock only, not {llama_cpp.commit_of(settings)}")
-            if with_model and settings.model.on == "host":
-                raise Refused(
-                    f"the model {settings.model.path} is on the host: set model.on to controller, or leave out --with-model"
-                )
+            if with_model:
+                _want_model(out, settings)
             with fleet.at(host):
                 now = probe.see(llama_cpp.looks(settings))
             distro = now["system"]["distro"]
@@ -83,9 +83,61 @@ def wanted_by(fleet: Fleet, with_model: bool, say: Say) -> Wanted:
             pass
         except (Refused, RuntimeError) as e:
             raise BundleError(f"{host.name}: {e}") from e
-        if with_model:
-            out.models.add(Path(str(settings.model.path)))
     return out
+
+
+def _want_model(out: Wanted, settings: Settings) -> None:
+    """Note the model that the settings name: files of this machine, or one of the lock. Raises Refused."""
+    from wsllama import model_files
+    from wsllama.operations.base import Refused
+
+    model = settings.model
+    try:
+        pinned = model_files.pinned(settings)
+        if model.way == "path" and not model.on_host:
+            out.models.update({file.name: Path(file.place) for file in model_files.wanted(settings).every})
+        elif pinned:
+            out.locked[pinned[0]] = settings
+        else:
+            where = f"on the host ({model.path})" if model.path else f"at {model.url}"
+            raise Refused(
+                f"the model is {where}: give its name in wsllama.lock, a path on this machine, or leave out --with-model"
+            )
+    except model_files.ModelError as e:
+        raise Refused(str(e)) from e
+
+
+def _of_lock(name: str, settings: Settings, say: Say) -> dict[str, Path]:
+    """The files of a model of the lock, by their names: from this machine, else downloaded. Raises BundleError."""
+    from wsllama import mirror, model_files
+    from wsllama.operations.base import Refused
+    from wsllama.operations.model import token
+
+    found = model_files.pinned(settings)
+    assert found is not None
+    projector = settings.model.mmproj is True
+    files = [*found[1].files, *([found[1].mmproj] if projector and found[1].mmproj else [])]
+    here = {file.name: digest.path_of(file.sha256) for file in files if file.sha256}
+    if len(here) == len(files) and all(here.values()):
+        return {file: path for file, path in here.items() if path}
+    say(f"{name}: taken from the Hub, where this machine doesn't have it")
+    try:
+        model = settings.model
+        paths = mirror.bring(
+            *found, mmproj=projector, token=token(settings), endpoint=model.endpoint, allow_unofficial=model.allow_unofficial
+        )
+    except (mirror.MirrorError, Refused) as e:
+        raise BundleError(str(e)) from e
+    return {path.name: path for path in paths}
+
+
+def bring_models(wanted: Wanted, maker: Maker) -> None:
+    """Put the models that are wanted into a bundle. Raises BundleError or OSError."""
+    found = dict(wanted.models)
+    for name, settings in sorted(wanted.locked.items()):
+        found.update(_of_lock(name, settings, maker.say))
+    for name, path in sorted(found.items()):
+        maker.model(path, name)
 
 
 class Maker:
@@ -128,6 +180,8 @@ class Maker:
                         found.update(block)
                         out.write(block)
                         progress.at(out.tell())
+                        if out.tell() % DROP_EVERY < digest.BLOCK or out.tell() == size:
+                            _drop(file, out)
                 if found.hexdigest() != sha256:
                     raise BundleError(f"{source} has sha256 {found.hexdigest()} instead of {sha256}")
 
@@ -138,7 +192,7 @@ class Maker:
     def write(self, name: str, fill: Callable[[Any], object]) -> None:
         path = self.out / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        index.write(path, fill)
+        whole.write(path, fill)
         path.chmod(0o644)
 
     def text(self, name: str, kind: Kind, text: str) -> None:
@@ -194,9 +248,9 @@ class Maker:
             bom.component("application", f"llama.cpp build {build_id}", version, None, path=path, sha256=found.sha256, more=more)
         )
 
-    def model(self, path: Path) -> None:
-        """A model of this machine. Raises OSError."""
-        sha256, name = digest.sha256_of(path), f"models/{path.name}"
+    def model(self, path: Path, called: str) -> None:
+        """A model's file of this machine, by the name that hosts keep it by. Raises OSError."""
+        sha256, name = digest.sha256_of(path), f"models/{called}"
         self.copy(path, name, "model", sha256)
         with path.open("rb") as stream:
             said = gguf.read(stream, path.stat().st_size).metadata
@@ -204,7 +258,7 @@ class Maker:
         self.bill.append(
             bom.component(
                 "machine-learning-model",
-                path.name,
+                called,
                 str(version) if version else None,
                 None,
                 path=name,
@@ -274,6 +328,14 @@ class Maker:
             "distros": sorted({n.split("/")[1] for n, e in manifest.files.items() if e.kind == "index"}),
             "models": models,
         }
+
+
+def _drop(source: BinaryIO, out: BinaryIO) -> None:
+    """Let what was copied leave the page cache; only what is on the disk can."""
+    out.flush()
+    os.fdatasync(out.fileno())
+    for file in (source, out):
+        os.posix_fadvise(file.fileno(), 0, out.tell(), os.POSIX_FADV_DONTNEED)
 
 
 class _Split:
@@ -360,8 +422,7 @@ def make(fleet: Fleet, out: Path, *, with_model: bool, say: Say) -> dict[str, An
         maker.cuda(release, environment)
     for build_id in sorted(wanted.builds):
         maker.build(build_id)
-    for path in sorted(wanted.models):
-        maker.model(path)
+    bring_models(wanted, maker)
     for distro, names in sorted(wanted.packages.items()):
         maker.packages(fleet, wanted.asked[distro], distro, names)
     return maker.finish()

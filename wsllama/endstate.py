@@ -79,3 +79,22 @@ def check(folder: Path, fleet: Fleet, quiet: bool = False) -> dict[str, Any]:
         "failed": len(plugin.failures),
         "failures": plugin.failures,
     }
+
+
+def hashed_again(fleet: Fleet) -> list[tuple[str, str]]:
+    """Hash the models of all connected hosts, at once; (host, sentence) for each file that isn't what was installed."""
+    import gevent
+
+    from wsllama import layout
+    from wsllama.remote import RemoteError
+
+    out: list[tuple[str, str]] = []
+
+    def one(host: Any) -> None:
+        try:
+            out.extend((host.name, sentence) for sentence in fleet.run(host, "deep", {"root": layout.MODELS})["wrong"])
+        except RemoteError as e:
+            out.append((host.name, str(e)))
+
+    gevent.joinall([gevent.spawn(one, host) for host in fleet.hosts], raise_error=True)
+    return out

@@ -2,8 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from types import FrameType
+from typing import Any, NamedTuple
+
+
+class _Place(NamedTuple):
+    """What pyinfra reads of inspect's frame information."""
+
+    filename: str
+    lineno: int
+
+
+def _place(frame: FrameType) -> _Place:
+    return _Place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _frames() -> list[tuple[FrameType]]:
+    frame: FrameType | None = sys._getframe(1)
+    found = []
+    while frame:
+        found.append((frame,))
+        frame = frame.f_back
+    return found
+
+
+def lighten() -> None:
+    """Spare pyinfra most of what an operation and host costs here: it looks up the source text and the module of every frame
+    that called it, only to number operations by lines, and resolves the types of its own arguments anew each time."""
+    from pyinfra.api import arguments, util
+
+    util.stack, util.getframeinfo = _frames, _place
+    arguments.all_global_arguments = lru_cache(arguments.all_global_arguments)
 
 
 def wrap_connect(wrapper: Callable[[Any, Callable[[Any], None]], None]) -> None:
@@ -20,6 +52,28 @@ def wrap_inventory(wrapper: Callable[[Callable[[], Any]], Any]) -> None:
 
     stock = cli.make_inventory
     cli.make_inventory = lambda *given, **more: wrapper(lambda: stock(*given, **more))
+
+
+def wrap_results(wrapper: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Put `wrapper(results)` in the place of what --json says of a run."""
+    import pyinfra_cli.prints as prints
+
+    stock = prints.build_results_json
+    prints.build_results_json = lambda state: wrapper(stock(state))
+
+
+def wrap_exit(before: Callable[[bool], None]) -> None:
+    """Call `before(failed)` where the pyinfra command decides its exit status; it may end the program with another one."""
+    import pyinfra_cli.cli as cli
+    from pyinfra.context import ctx_state
+
+    stock = cli._exit
+
+    def leave() -> None:
+        before(bool(ctx_state.isset() and ctx_state.get().failed_hosts))
+        stock()
+
+    cli._exit = leave
 
 
 def command_line() -> dict[str, Any]:
@@ -58,6 +112,13 @@ def detect(state: Any, host: Any) -> None:
     for op_hash in list(host.op_hash_order):
         if this in state.active_hosts:
             _ = state.ops[this][op_hash].operation_meta.will_change
+
+
+def operations(state: Any, host: Any) -> Iterator[tuple[str, Callable[[], Iterator[Any]]]]:
+    """Each operation that this host has registered, in order: its name with its stage's, and what yields its commands."""
+    this = state.inventory.get_host(host.name)
+    for op_hash in list(host.op_hash_order):
+        yield min(state.op_meta[op_hash].names), state.ops[this][op_hash].command_generator
 
 
 def read_inventory(name: str, cwd: str, data: dict[str, Any] | None = None, group_data: Sequence[str] = ()) -> Any:

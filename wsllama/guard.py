@@ -19,21 +19,39 @@ import click
 from pyinfra.api.exceptions import PyinfraError
 from pyinfra.api.state import BaseStateCallback
 
-from wsllama import engine
+from wsllama import engine, recovery
 from wsllama.facts import probe
 from wsllama.settings import Settings, local_problems, merge, parse
 
 EXIT_REFUSED = 2
+EXIT_PENDING = 5
 EXIT_INTERRUPTED = 130
+LOST_AFTER_S = 60
+"""A connection whose other end acknowledges nothing for this time is lost; keepalives go every 15 s."""
 _installed = False
 _last_words: list[str] = []
+_pending: dict[str, list[str]] = {}
+
+
+def with_recovery(inventory: Any, name: str) -> Any:
+    """The inventory, which knows from now on what `wsllama doctor --apply` gave up on its hosts. Raises ValueError, one sentence.
+
+    name: the inventory's, as it was given.
+    """
+    inventory.wsllama_recovery = recovery.read(name)
+    return inventory
+
+
+def _levels(inventory: Any, host: Any) -> list[dict[str, Any]]:
+    *written, given = engine.levels(inventory, host)
+    return [*written, getattr(inventory, "wsllama_recovery", {}).get(host.name, {}), given]
 
 
 def settings_of(host: Any) -> Settings:
     """Settings of a host, read once; the guard has refused wrong ones before. Raises PyinfraError with all errors otherwise."""
     known = host.connector_data
     if "wsllama.settings" not in known:
-        found, errors = parse(merge(engine.levels(host.inventory, host)))
+        found, errors = parse(merge(_levels(host.inventory, host)))
         if found is None:
             raise PyinfraError("; ".join(errors))
         known["wsllama.settings"] = found
@@ -45,7 +63,7 @@ def settings_errors(inventory: Any, hosts: Iterable[Any]) -> list[str]:
     """Everything that is wrong in the settings of these hosts and in the files here that they name, each with its host."""
     out = []
     for host in hosts:
-        found, errors = parse(merge(engine.levels(inventory, host)))
+        found, errors = parse(merge(_levels(inventory, host)))
         out += [f"{host.name}: {e}" for e in (errors if found is None else local_problems(found))]
     return out
 
@@ -86,12 +104,16 @@ def errors(state: Any, given: dict[str, Any]) -> list[str]:
     state: pyinfra's, with the inventory read; given: options of the command line.
     """
     limit, exclude = given.get("limit") or (), given.get("exclude") or ()
-    deploys = any(str(o).endswith(".py") for o in given.get("operations") or ())
+    deploys = _deploys(given)
     asks = deploys and not (given.get("yes") or given.get("dry") or given.get("json_output") or sys.stdin.isatty())
     out = host_errors(state.inventory, str(given.get("inventory")), limit, exclude)
     out += ["--no-wait reports success for hosts that failed: leave it out"] if given.get("no_wait") else []
     out += ["there is no terminal to ask on: give -y to change things, or --dry to look"] if asks else []
     return out + (settings_errors(state.inventory, limited(state.inventory, limit, exclude)) if deploys else [])
+
+
+def _deploys(given: dict[str, Any]) -> bool:
+    return any(str(o).endswith(".py") for o in given.get("operations") or ())
 
 
 class Callbacks(BaseStateCallback):  # type: ignore[misc]
@@ -105,6 +127,8 @@ class Callbacks(BaseStateCallback):  # type: ignore[misc]
         transport.set_keepalive(15)
         if hasattr(transport.sock, "setsockopt"):  # a ProxyJump's channel has none
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: else a host that lost its power holds up the run for 15 minutes
+                transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_S * 1000)
 
     @staticmethod
     def operation_host_success(state: Any, host: Any, op_hash: str, *_: Any, **__: Any) -> None:
@@ -131,9 +155,13 @@ def _inventory(stock: Callable[[], Any]) -> Any:
     if found := absent(name):
         _refuse(found)
     try:
-        return stock()
+        inventory = stock()
     except Exception as e:
         _refuse([unreadable(name, e)])
+    try:
+        return with_recovery(inventory, name)
+    except ValueError as e:
+        _refuse([str(e)])
 
 
 def _connect(state: Any, stock: Any) -> None:
@@ -142,6 +170,9 @@ def _connect(state: Any, stock: Any) -> None:
         _refuse(found)
     if given.get("dry"):
         engine.never_ask(state, given.get("fail_percent"))
+    if _deploys(given):
+        names = {host.name for host in limited(state.inventory, given.get("limit") or (), given.get("exclude") or ())}
+        at_the_end(recovery.lines(str(given.get("inventory")), names))
     state.add_callback_handler(Callbacks())
     signal.signal(signal.SIGINT, lambda *_: _interrupted(state))
     atexit.register(_farewell)
@@ -152,8 +183,11 @@ def install() -> None:
     """Stand between inventory and hosts; called by config.py."""
     global _installed
     if not _installed:
+        engine.lighten()
         engine.wrap_inventory(_inventory)
         engine.wrap_connect(_connect)
+        engine.wrap_results(lambda results: {**results, "pending": _pending})
+        engine.wrap_exit(_exit)
         _installed = True
 
 
@@ -168,6 +202,17 @@ def at_the_end(lines: Iterable[str]) -> None:
     _last_words.extend(lines)
 
 
+def pending(host: str, sentences: Iterable[str]) -> None:
+    """Note what somebody has to do before all is in effect on a host: said at the end, in --json, and by the exit status."""
+    _pending.setdefault(host, []).extend(sentences)
+
+
+def _exit(failed: bool) -> None:
+    if _pending and not failed:
+        sys.exit(EXIT_PENDING)
+
+
 def _farewell() -> None:
-    for line in _last_words:
+    waiting = [f"{host}: {sentence}" for host, sentences in sorted(_pending.items()) for sentence in sentences]
+    for line in [*_last_words, *waiting]:
         click.echo(line, err=True)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
-
-T = TypeVar("T")
 
 
 class SourceError(Exception):
@@ -41,24 +36,6 @@ def alone(cache: Path) -> Iterator[None]:
         yield
 
 
-def write(path: Path, fill: Callable[[io.BufferedWriter], T]) -> T:
-    """Write a file aside and rename it, so that its name never stands for half of it.
-
-    fill: writes the bytes; what it returns is returned. Raises OSError.
-    """
-    descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=".partial-")
-    try:
-        with open(descriptor, "wb") as out:
-            result = fill(out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
-    return result
-
-
 def sha256_of(path: Path) -> str:
     """sha256 of a file in hex, read from its start to its end. Raises OSError."""
     digest = hashlib.sha256()
@@ -80,12 +57,28 @@ def download(
     env: the environment of pip. options: more of its options. files: pattern of the names of what comes, one a package.
     Raises SourceError: no network, no pip, another sha256, or what pip says.
     """
+    lines = [f"{name}=={version} --hash=sha256:{sha256}" for name, version, sha256 in pins]
+    return pip_download(lines, work, env, options, files)
+
+
+def pip_download(lines: Sequence[str], work: Path, env: Mapping[str, str], options: Sequence[str], files: str) -> list[Path]:
+    """The same of lines of a requirements file, each with its hashes."""
     wanted, out = work / "requirements.txt", work / "out"
-    wanted.write_text("".join(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256 in pins))
-    quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2"]
+    wanted.write_text("".join(f"{line}\n" for line in lines))
     what = ["--no-deps", "--require-hashes", *options, "--dest", str(out), "--requirement", wanted.name]
+    said = pip("download", what, work, env)
+    got = list(out.glob(files)) if out.is_dir() else []
+    if said is None and len(got) == len(lines):
+        return got
+    named = ", ".join(line.split()[0].replace("==", " ") for line in lines)
+    raise SourceError(_sentence(named, said or ""))
+
+
+def pip(verb: str, words: Sequence[str], work: Path, env: Mapping[str, str]) -> str | None:
+    """Run this machine's pip in `work`; None, or what it said when it failed."""
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2"]
     ran = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *quiet, *what],
+        [sys.executable, "-m", "pip", verb, *quiet, *words],
         cwd=work,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -93,11 +86,7 @@ def download(
         text=True,
         errors="replace",
     )
-    got = list(out.glob(files)) if out.is_dir() else []
-    if ran.returncode == 0 and len(got) == len(pins):
-        return got
-    named = ", ".join(f"{name} {version}" for name, version, _ in pins)
-    raise SourceError(_sentence(named, ran.stdout + ran.stderr))
+    return ran.stdout + ran.stderr if ran.returncode else None
 
 
 def _sentence(what: str, said: str) -> str:

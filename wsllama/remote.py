@@ -59,12 +59,25 @@ class Fleet:
         with ctx_state.use(self.state), ctx_host.use(host):
             yield
 
-    def run(self, host: Any, name: str, argument: Any) -> dict[str, Any]:
-        """Run wsllama/host/<name>.py on a host and return the JSON document in its last line. Raises RemoteError."""
+    def watch(self, host: Any, name: str, argument: Any, note: str = "") -> None:
+        """Run wsllama/host/<name>.py on a host and show its lines on stderr as they come, with the host's name before each."""
         from wsllama.facts import probe
 
+        _echo()
         with self.at(host):
-            ok, out = probe.run(name, argument)
+            probe.run(name, argument, note, print_output=True)
+
+    def run(self, host: Any, name: str, argument: Any, note: str = "", show: bool = False) -> dict[str, Any]:
+        """Run wsllama/host/<name>.py on a host and return the JSON document in its last line. Raises RemoteError.
+
+        note: stands behind the program's name in logs; show: print its lines on stderr as they come, as `watch` does.
+        """
+        from wsllama.facts import probe
+
+        if show:
+            _echo()
+        with self.at(host):
+            ok, out = probe.run(name, argument, note, print_output=show)
         if not ok or not out.stdout_lines:
             raise RemoteError(" ".join(out.stderr_lines[-3:]) or "the host gave no answer")
         document: dict[str, Any] = json.loads(out.stdout_lines[-1])
@@ -84,3 +97,11 @@ class Fleet:
             raise RemoteError(" ".join(out.stderr_lines[-3:]) or f"no answer to {command!r}")
         text = lines[:-2] if lines[-2:-1] == [""] else lines[:-1]
         return int(lines[-1]), "".join(f"{line}\n" for line in text), "".join(f"{line}\n" for line in out.stderr_lines)
+
+
+def _echo() -> None:
+    """Let pyinfra print: its command does that, and without it nothing is shown."""
+    import click
+    from pyinfra.api.output import set_echo
+
+    set_echo(click.echo)

@@ -1,7 +1,8 @@
 """Everything that a host may be told: one model a topic, one place, defaults that suit one WSL machine.
 
 A host's settings are merged, topic by topic, from `group_data/all.py`, the groups that the host is in, the inventory's own
-data of the host and `--data` (the later wins). So a host may override one key of a topic and keep the rest of it.
+data of the host, what `wsllama doctor --apply` gave up (wsllama/recovery.py) and `--data` (the later wins). So a host may
+override one key of a topic and keep the rest of it.
 """
 
 from __future__ import annotations
@@ -14,58 +15,27 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from wsllama.domain import server_flags
+from wsllama.domain import memory, model_policy, server_flags, spelling
+from wsllama.settings_base import Architecture, Capability, FromList, Port, Sha256, Text, Topic, Word
+from wsllama.settings_wsl import Wsl
+
+LONGEST_NAME = 200
+"""Of a model's file, in bytes: file systems take 255, and wsllama/host/receive.py puts something behind it."""
 
 LOCK = Path(__file__).resolve().parents[1] / "wsllama.lock"
 
 # Data of pyinfra itself and of its connectors, not ours to judge.
-FOREIGN = ("_", "ssh_", "fake_", "docker_", "vagrant_", "chroot_")
+FOREIGN = ("_", "ssh_", "wsl_", "fake_", "docker_", "vagrant_", "chroot_")
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
-
-
-def _sha256(value: str) -> str:
-    if len(value) != 64 or set(value) - set("0123456789abcdefABCDEF"):
-        raise ValueError("a sha256 is 64 hexadecimal digits")
-    return value.lower()
-
-
-def _printable(value: str) -> str:
-    if any(ord(c) < 32 or ord(c) == 127 for c in value):
-        raise ValueError("control characters are not allowed")
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in value):  # how Python reads bytes that are no UTF-8; they can't be sent on
-        raise ValueError("it is not UTF-8: give another name")
-    return value
 
 
 def _from_root(value: str | None) -> str | None:
     if value is not None and not value.startswith("/"):
         raise ValueError("a path starts with /")
     return value
-
-
-Sha256 = Annotated[str, AfterValidator(_sha256)]
-Text = Annotated[str, AfterValidator(_printable), Field(min_length=1)]
-Port = Annotated[int, Field(ge=1, le=65535)]
-Capability = Annotated[str, Field(pattern=r"^\d{1,2}\.\d$")]
-Architecture = Annotated[str, Field(pattern=r"^\d{2,3}[af]?(-real|-virtual)?$")]
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.,:=+/-]+$")]
-FromList = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-
-
-class Topic(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class LlamaCpp(Topic):
@@ -142,19 +112,124 @@ class Bundle(Topic):
 
 
 class Model(Topic):
-    """The GGUF that is served."""
+    """The GGUF that is served: where it comes from, and what it has to be."""
 
-    path: Text | None = Field(None, description="Absolute path of the GGUF.")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] | None = Field(
+        None, description="Its name in wsllama.lock (`wsllama lock show`), which has every file's sha256."
+    )
+    quant: Annotated[str, Field(pattern=r"^[A-Z0-9][A-Z0-9_-]*$")] | None = Field(
+        None, description="Its quantisation, where name is without one."
+    )
+    lock_file: Text | None = Field(
+        None, description="Path on the controller of another lock file that has name, made by `wsllama lock add --lock`."
+    )
+    source: Literal["hub", "path", "url", "bundle"] | None = Field(
+        None,
+        description="hub: downloaded by the host; path: of a file; url: a mirror; bundle: what bundle.path has. Without it path"
+        " or url where that is given, else hub.",
+    )
+    path: Text | None = Field(
+        None, description="Absolute path of the GGUF, of its first shard; Windows' spelling is understood and is of the host."
+    )
     on: Literal["controller", "host"] = Field("controller", description="The machine that path is on.")
-    sha256: Sha256 | None = Field(None, description="The file must have this sha256; without it any whole GGUF is taken.")
+    url: Text | None = Field(
+        None, description="Address of the GGUF, or of the folder that has it, which ends with /; source url (`wsllama mirror`)."
+    )
+    endpoint: Text | None = Field(
+        None, description="Address of the Hub, or of what speaks its protocol; without it the controller's HF_ENDPOINT."
+    )
+    token_file: Text | None = Field(None, description="Path on the controller of a file with a token of the Hub; source hub.")
+    sha256: Sha256 | None = Field(
+        None, description="The file must have this sha256; without it, and without name, any whole GGUF at path is taken."
+    )
+    mmproj: bool | Text = Field(
+        False, description="Serve images, too. True: with the projector that the lock names; a path: with that one, beside path."
+    )
+    allow_unofficial: bool = Field(
+        False, description="Take a model that says of itself that its limits were removed (uncensored, abliterated and the like)."
+    )
+    publishers: Annotated[tuple[Text, ...], FromList] = Field(
+        (), description=f"Publishers on the Hub that are allowed beside {', '.join(model_policy.PUBLISHERS)}."
+    )
+    licences: Annotated[tuple[Text, ...], FromList] = Field(
+        (), description=f"Licences that are allowed beside {', '.join(model_policy.LICENCES)}."
+    )
+    keep_models: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        None,
+        description="Models that stay on the host beside those of the current and the last good release, the newest first; None:"
+        " all. One that another run has installed and not switched to stays for three days, and so do"
+        " unfinished downloads. A release whose model is gone can't be rolled back to.",
+    )
     alias: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/+-]{0,127}$")] = Field(
         "qwen3.6-35b-a3b", description="The id that /v1/models gives to clients."
     )
 
-    @field_validator("path")
+    @property
+    def way(self) -> Literal["hub", "path", "url", "bundle"]:
+        """Where it comes from."""
+        return self.source or ("path" if self.path else "url" if self.url else "hub")
+
+    @property
+    def on_host(self) -> bool:
+        """Whether `path` is one of the host itself."""
+        return self.on == "host" or spelling.is_windows(self.path or "")
+
+    @field_validator("path", "mmproj")
+    @classmethod
+    def _named(cls, value: str | bool | None) -> str | bool | None:
+        """Hosts keep the file by its name, with endings of ours behind it; a hidden one is what isn't finished there."""
+        if isinstance(value, bool):
+            return value
+        if value is None or not spelling.is_windows(value):
+            value = _from_root(value)
+        name = spelling.name(value) if value else "-"
+        if not name or name.startswith("."):
+            raise ValueError(f"{value} does not end in a file name that hosts can keep: give one that does not begin with a dot")
+        if len(name.encode()) > LONGEST_NAME:
+            raise ValueError(f"the file name has {len(name.encode())} bytes: rename the file to at most {LONGEST_NAME}")
+        return value
+
+    @field_validator("url", "endpoint")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None:
+            parts = urlsplit(value)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("an address begins with http:// or https:// and names a machine")
+            if not value.isascii() or not value.isprintable() or " " in value:
+                raise ValueError("an address has no blanks and no letters beyond ASCII: write them as %20 and the like")
+            if parts.username or parts.password:
+                raise ValueError("a password in an address would get into files and logs: leave it out")
+        return value
+
+    @field_validator("token_file", "lock_file")
     @classmethod
     def _absolute(cls, value: str | None) -> str | None:
         return _from_root(value)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Model:
+        if (self.quant or self.lock_file) and not self.name:
+            raise ValueError("quant and lock_file belong to name, which is not set")
+        if self.way == "path" and self.source and not self.path:
+            raise ValueError("source path needs path")
+        if (self.way == "url") != bool(self.url):
+            raise ValueError("source url and url belong together: set both or neither")
+        if self.way in ("hub", "url") and self.path:
+            raise ValueError(f"path belongs to source path or bundle, but source is {self.way}")
+        if self.way != "hub" and (self.token_file or self.endpoint):
+            raise ValueError(f"token_file and endpoint belong to source hub, but source is {self.way}")
+        if self.way == "hub" and self.source and not self.name:
+            raise ValueError("source hub needs the name of a model of wsllama.lock: see `wsllama lock show`")
+        if self.way == "url" and not self.name and (not self.sha256 or self.url is None or self.url.endswith("/")):
+            raise ValueError("source url needs name, or the address of a file and its sha256, so that it is known what comes")
+        if self.name and self.sha256:
+            raise ValueError("sha256 is the lock's where name is given: leave one of them out")
+        if self.mmproj is True and not self.name:
+            raise ValueError("mmproj True means the lock's, so it needs name: give the projector's path")
+        if isinstance(self.mmproj, str) and self.way not in ("path", "bundle"):
+            raise ValueError(f"mmproj is a path, which belongs to source path, but source is {self.way}: set it to True")
+        return self
 
 
 class Server(Topic):
@@ -162,9 +237,17 @@ class Server(Topic):
 
     host: Text = Field("127.0.0.1", description="Address that is listened on.")
     port: Port = Field(8080, description="Port that is listened on; always given, because the program's default changes.")
+    expose: Literal["loopback", "lan"] = Field(
+        "loopback", description="lan: other machines of the local subnet get in through Windows; platform wsl, with api_key."
+    )
+    lan_port: Port | None = Field(
+        None, description="Port of Windows for these machines where WSL has NAT; without it port + 10000. Never the same as port."
+    )
     api_key: bool = Field(False, description="Ask clients for the key in /etc/wsllama/api-key; made on the host once.")
     ctx_size: Annotated[int, Field(ge=256, le=1048576)] = Field(16384, description="Context in tokens.")
-    parallel: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Requests at a time; the context is shared by them.")
+    parallel: Annotated[int, Field(ge=1, le=memory.SLOTS)] = Field(
+        1, description="Requests at a time; the context is shared by them."
+    )
     cache_type_k: CacheType = Field("f16", description="Type of the K cache.")
     cache_type_v: CacheType = Field("f16", description="Type of the V cache; a quantised one needs flash attention.")
     flash_attn: Literal["auto", "on", "off"] = Field("auto", description="Flash attention.")
@@ -178,13 +261,45 @@ class Server(Topic):
     load_mode: Literal["auto", "none", "mmap", "mlock", "mmap+mlock", "dio"] = Field("auto", description="How weights are read.")
     cache_ram: Annotated[int, Field(ge=0, le=1048576)] = Field(1024, description="Host memory for cached prompts in MiB.")
     ctx_checkpoints: Annotated[int, Field(ge=0, le=256)] = Field(8, description="Context checkpoints a slot, about 63 MiB each.")
+    sampling: Literal["thinking", "coding", "instruct"] | None = Field(
+        None,
+        description="What the model card recommends for thinking, for precise coding with thinking, or for answers without it,"
+        " where a client says nothing; extra_args win over it; None: the program's own defaults.",
+    )
+    reasoning: Literal["auto", "on", "off"] = Field(
+        "auto", description="Thinking where a client says nothing; auto: as the chat template has it."
+    )
+    reasoning_format: Literal["auto", "none", "deepseek", "deepseek-legacy"] = Field(
+        "auto",
+        description="Where thinking goes. auto and deepseek: reasoning_content; none: it stays in the answer, with its tags;"
+        " deepseek-legacy: both.",
+    )
     reasoning_budget: Annotated[int, Field(ge=-1, le=1048576)] = Field(-1, description="Thinking tokens; -1: no limit, 0: none.")
+    reasoning_budget_message: Text | None = Field(
+        None, description="What is put at the end of thinking that reaches reasoning_budget, so that an answer follows."
+    )
     metrics: bool = Field(True, description="Serve /metrics.")
     slots: bool = Field(False, description="Serve /slots, which shows prompts.")
+    memory_max: Annotated[str, Field(pattern=r"^([1-9][0-9]*[MGT]|infinity)$")] | None = Field(
+        None,
+        description="RAM that the service may take before it is ended and started again, as MemoryMax= has it;"
+        " None: what its plan needs with a margin; infinity: no limit.",
+    )
+    watchdog: bool = Field(True, description="Restart the server when it hangs, and once when it comes up without its GPU.")
+    watchdog_timeout_s: Annotated[int, Field(ge=2, le=86400)] = Field(
+        300,
+        description="Seconds without any sign of life before that; longer than one batch or picture takes. Without metrics only"
+        " /health is looked at.",
+    )
     allow_tools: bool = Field(False, description="Let extra_args give the model files or a shell (--tools, --agent).")
     extra_args: Annotated[tuple[Text, ...], FromList] = Field(
         (), description="More arguments, one a word, as llama-server's --help has them."
     )
+
+    @property
+    def port_on_lan(self) -> int:
+        """The port of Windows that other machines ask with expose lan where WSL has NAT."""
+        return self.lan_port or self.port + 10000
 
     @field_validator("host")
     @classmethod
@@ -201,13 +316,43 @@ class Server(Topic):
     def _whole(self) -> Server:
         if not server_flags.is_loopback(self.host) and not self.api_key:
             raise ValueError(f"host {self.host} is not loopback, so clients must be asked for a key: set api_key to True")
+        if self.expose == "lan" and not self.api_key:
+            raise ValueError("expose lan lets other machines in, so clients must be asked for a key: set api_key to True")
+        if self.lan_port and self.expose != "lan":
+            raise ValueError(f"lan_port belongs to expose lan, but expose is {self.expose}")
+        if self.expose == "lan" and not (self.lan_port or self.port + 10000 <= 65535):
+            raise ValueError(f"port {self.port} + 10000 is no port: give a lan_port")
+        if self.lan_port == self.port:
+            raise ValueError(f"lan_port {self.lan_port} is port too, which would keep WSL's relay from it: give another lan_port")
         if self.cache_type_v not in ("f32", "f16", "bf16") and self.flash_attn == "off":
             raise ValueError(f"cache_type_v {self.cache_type_v} needs flash attention, but flash_attn is off")
         if self.batch_size and self.ubatch_size and self.ubatch_size > self.batch_size:
             raise ValueError("ubatch_size is larger than batch_size")
+        if self.reasoning_budget_message and self.reasoning_budget < 0:
+            raise ValueError("reasoning_budget_message belongs to a reasoning_budget, which is not set")
         if problems := server_flags.refused(self.extra_args, self.allow_tools):
             raise ValueError("; ".join(problems))
         return self
+
+
+class Plan(Topic):
+    """The server's memory, planned from the host's: what `server` leaves open follows from it, and what can't fit is refused."""
+
+    decides: bool = Field(True, description="False: nothing is planned, and the server is started with `server` as it stands.")
+    least_ctx_size: Annotated[int, Field(ge=256, le=1048576)] | None = Field(
+        None,
+        description="The context may be given up down to this; without it a server.ctx_size that is set stays, and one that isn't"
+        " goes down to 8192.",
+    )
+    drift: Literal["warn", "fail"] = Field(
+        "warn", description="What acceptance makes of a server that takes another amount of memory than planned."
+    )
+    margin_percent: Annotated[int, Field(ge=0, le=100)] = Field(
+        5, description="How far each kind of buffer may be off before that counts; compute buffers may be off by 16 MiB anyway."
+    )
+    anew: Annotated[int, Field(ge=0, le=1000000)] = Field(
+        0, description="A plan stays while its inputs do, whatever VRAM is free meanwhile; another number here has it made anew."
+    )
 
 
 class Acceptance(Topic):
@@ -218,8 +363,18 @@ class Acceptance(Topic):
         512, description="Budget of the thinking request; -1: no limit but answer_tokens."
     )
     answer_tokens: Annotated[int, Field(ge=1, le=65536)] = Field(256, description="Tokens beyond the thinking budget.")
-    start_timeout_s: Annotated[int, Field(ge=1, le=7200)] = Field(900, description="Time for loading the model.")
-    request_timeout_s: Annotated[int, Field(ge=1, le=7200)] = Field(600, description="Time for one reply.")
+    start_timeout_s: Annotated[int, Field(ge=1, le=7200)] | None = Field(
+        None, description="Time for loading the model; None: 300 and one for each 50 MB of it."
+    )
+    request_timeout_s: Annotated[int, Field(ge=1, le=7200)] = Field(600, description="Time for one reply, to its last byte.")
+    long_prompt_s: Annotated[int, Field(ge=0, le=7200)] = Field(
+        20, description="Time for prompts that get longer up to the whole context; 0: none is asked."
+    )
+    strict: bool = Field(
+        False,
+        description="Answers have to be right, too: a sum, a number out of the long prompt, the colours of two pictures, a tool"
+        " called without being made to, Windows reaching the port.",
+    )
 
 
 class Network(Topic):
@@ -240,10 +395,47 @@ class Network(Topic):
         return value
 
 
+class Distro(Topic):
+    """The Linux distro that WSL runs."""
+
+    lean: bool = Field(False, description="Mask snapd and apt's timers, which take memory and wake the disk; platform wsl.")
+
+
+class Watch(Topic):
+    """The GPU beside the server: sampled on the host, warned of in the journal of llama-watch; `wsllama watch` shows a fleet."""
+
+    enabled: bool | None = Field(
+        None, description="None: where llama.cpp is built for CUDA; without a GPU there is little to see."
+    )
+    interval_s: Annotated[int, Field(ge=1, le=600)] = Field(5, description="Seconds between two samples.")
+    low_utilization_percent: Annotated[int, Field(ge=0, le=100)] = Field(
+        10,
+        description="Less than this while it computes is a warning; 0: none. With experts in RAM the GPU waits for the processor"
+        " most of the time, so more than this is no fault there.",
+    )
+    low_utilization_s: Annotated[int, Field(ge=1, le=86400)] = Field(30, description="Seconds of work before that warning.")
+    vram_full_percent: Annotated[int, Field(ge=1, le=100)] = Field(
+        95,
+        description="VRAM is full from here on; with a speed that collapsed it is a warning, as Windows moves the rest to RAM.",
+    )
+    collapse_percent: Annotated[int, Field(ge=1, le=99)] = Field(
+        40,
+        description="A speed has collapsed below this part of the best one since the server's start; a long context costs less.",
+    )
+    temperature_c: Annotated[int, Field(ge=1, le=150)] = Field(87, description="Degrees Celsius from which on a GPU is too hot.")
+    textfile: Annotated[str, Field(pattern=r"^/[^\x00-\x1f]*[^/\x00-\x1f]\.prom$")] | None = Field(
+        None,
+        description="Path on the host, as in /var/lib/prometheus/node-exporter/wsllama.prom, at which Prometheus' textfile"
+        " collector finds the newest sample; a link is made there.",
+    )
+
+
 class Settings(Topic):
     """All topics of one host."""
 
-    platform: Literal["wsl", "linux"] = Field("wsl", description="linux: the lab and the demo.")
+    platform: Literal["wsl", "linux"] = Field(
+        "wsl", description="linux: the lab and the demo, where nothing of wsl, distro and server.expose is done."
+    )
     keep_releases: Annotated[int, Field(ge=1, le=1000)] = Field(
         5, description="Releases that stay on the host to roll back to, beside the current and the last good one."
     )
@@ -252,8 +444,17 @@ class Settings(Topic):
     cuda: Cuda = Cuda()
     model: Model = Model()
     server: Server = Server()
+    plan: Plan = Plan()
     acceptance: Acceptance = Acceptance()
     network: Network = Network()
+    wsl: Wsl = Wsl()
+    distro: Distro = Distro()
+    watch: Watch = Watch()
+
+    @property
+    def watched(self) -> bool:
+        """Whether the GPU watch runs on this host."""
+        return self.backend == "cuda" if self.watch.enabled is None else self.watch.enabled
 
     @property
     def backend(self) -> Literal["cpu", "cuda"]:
@@ -265,10 +466,25 @@ class Settings(Topic):
 
     @model_validator(mode="after")
     def _whole(self) -> Settings:
-        if self.model.path is None:
-            raise ValueError('model.path is not set: give the GGUF, as in model = {"path": "/path/of/file.gguf"}')
+        if not (self.model.path or self.model.name or self.model.url):
+            raise ValueError('model.path is not set: give the GGUF, as in model = {"path": "/path/of/file.gguf"}, or model.name')
+        if self.model.source == "bundle" and not self.bundle.path:
+            raise ValueError("model.source bundle needs bundle.path")
         if (self.llama_cpp.source == "bundle") != bool(self.bundle.path):
             raise ValueError("llama_cpp.source bundle and bundle.path belong together: set both or neither")
+        if self.platform == "wsl" and self.wsl.conf.boot.systemd is False:
+            raise ValueError("wsl.conf.boot.systemd: False would leave the server without systemd, which runs it: leave it out")
+        if self.platform == "wsl" and self.server.expose == "lan" and not self.wsl.windows:
+            raise ValueError("server.expose lan needs rules on Windows, which wsl.windows False keeps out: leave one of them out")
+        mirrored = self.platform == "wsl" and self.wsl.wsl2.networkingMode == "mirrored"
+        relayed = self.platform == "wsl" and self.server.expose == "lan" and not mirrored
+        if relayed and self.wsl.wsl2.localhostForwarding is False:
+            raise ValueError(
+                "server.expose lan goes over the relay that wsl.wsl2.localhostForwarding False turns off: leave it out"
+            )
+        if mirrored and self.server.expose == "lan" and server_flags.is_loopback(self.server.host):
+            # there Windows has no relay or forwarder between: the server itself listens where the others ask
+            return self.model_copy(update={"server": self.server.model_copy(update={"host": "0.0.0.0"})})
         return self
 
 
@@ -310,8 +526,10 @@ def _sentence(error: Any) -> str:
 
 def _meant(topics: list[str], word: str) -> str:
     """The setting that `word`, given below these topics, most likely stands for: `port` at top level is server.port."""
-    every = {key: f"{name}.{key}" for name, topic in _topics().items() for key in topic.model_fields}
-    here = {key: ".".join([*topics, key]) for key in (_topics()[topics[0]] if topics else Settings).model_fields}
+    outer_last = sorted(_topics(), key=lambda found: -len(found[0]))
+    every = {key: ".".join([*path, key]) for path, topic in outer_last for key in topic.model_fields if path}
+    parent = next(topic for path, topic in _topics() if path == tuple(topics))
+    here = {key: ".".join([*topics, key]) for key in parent.model_fields}
     if word in every:
         return every[word]
     for places, cutoff in ((here, 0.5), (every, 0.8)):
@@ -320,25 +538,31 @@ def _meant(topics: list[str], word: str) -> str:
     return ""
 
 
-def _topics() -> dict[str, type[Topic]]:
-    kinds = {name: field.annotation for name, field in Settings.model_fields.items()}
-    return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, Topic)}
+def _topics() -> list[tuple[tuple[str, ...], type[Topic]]]:
+    """Every topic and where it stands, the outer ones before the inner ones."""
+    out: list[tuple[tuple[str, ...], type[Topic]]] = [((), Settings)]
+    for path, topic in out:
+        kinds = ((name, field.annotation) for name, field in topic.model_fields.items())
+        out += [((*path, name), kind) for name, kind in kinds if isinstance(kind, type) and issubclass(kind, Topic)]
+    return out
 
 
 def local_problems(settings: Settings) -> list[str]:
     """What is wrong with the files on this controller that the settings name; each one sentence. Reads headers only."""
     out = []
-    named = {"network.ca_file": settings.network.ca_file, "cuda.key_file": settings.cuda.key_file}
-    if settings.model.on == "controller":
-        named["model.path"] = settings.model.path
+    named = {
+        "network.ca_file": settings.network.ca_file,
+        "cuda.key_file": settings.cuda.key_file,
+        "model.token_file": settings.model.token_file,
+    }
     if settings.llama_cpp.archive and "://" not in settings.llama_cpp.archive:
         named["llama_cpp.archive"] = settings.llama_cpp.archive
     for name, path in named.items():
         if path is not None and not Path(path).is_file():
-            or_there = ', or set model.on to "host" when it is there' if name == "model.path" else ""
-            out.append(f"{name}: there is no file {path} on this machine; give another path{or_there}")
-        elif path is not None and name == "model.path":
-            out += _model_problems(Path(path), settings.model.sha256)
+            out.append(f"{name}: there is no file {path} on this machine; give another path")
+    from wsllama import model_files
+
+    out += model_files.problems(settings)
     return out + _pin_problems(settings.llama_cpp) + _bundle_problems(settings.bundle)
 
 
@@ -366,19 +590,4 @@ def _bundle_problems(wanted: Bundle) -> list[str]:
         bundle.opened(Path(wanted.path), LOCK)
     except (bundle.BundleError, OSError) as e:
         return [f"bundle.path: {e}"]
-    return []
-
-
-def _model_problems(path: Path, sha256: str | None) -> list[str]:
-    from wsllama import digest
-    from wsllama.domain import gguf
-
-    try:
-        with path.open("rb") as stream:
-            gguf.check(stream, path.stat().st_size)
-        known = digest.known(path)
-    except (OSError, gguf.GgufError) as e:
-        return [f"model.path: {path}: {e}"]
-    if sha256 and known and known != sha256:
-        return [f"model.sha256: {path} has sha256 {known}, not {sha256}: give the right file, or the right sum"]
     return []

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from wsllama.settings import Settings, Topic
+from wsllama.settings import Settings
+from wsllama.settings_base import Topic
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
-Generated from `wsllama/settings.py` by `.venv/bin/python -m wsllama.settings_doc`; do not edit it by hand.
+Generated from `wsllama/settings.py` and `settings_wsl.py` by `.venv/bin/python -m wsllama.settings_doc`; do not edit it by hand.
 
 A host's settings are merged key by key; the later wins:
-`group_data/all.py`, `group_data/<group>.py`, the host's own data in the inventory, `--data`.
+`group_data/all.py`, `group_data/<group>.py`, the host's own data in the inventory,
+`<inventory>.recovery.json` (`wsllama doctor --apply`), `--data`.
 
 ```python
 # group_data/all.py
@@ -24,8 +27,8 @@ model = {"path": "/data/model.gguf"}
 server = {"ctx_size": 32768}
 ```
 
-Only `model.path` has to be set. An unknown name, a wrong value or a contradiction is refused for all hosts at once before
-anything connects (exit code 2); `wsllama check inventory` does only that.
+Only `model.path` has to be set, or `model.name` for one of `wsllama.lock`. An unknown name, a wrong value or a contradiction is
+refused for all hosts at once before anything connects (exit code 2); `wsllama check inventory` does only that.
 
 """
 # What JSON schema calls a type, in the words of somebody who writes Python data.
@@ -34,12 +37,18 @@ KINDS = {"boolean": "`True` or `False`", "array": "list of text", "string": "tex
 
 def page() -> str:
     """The whole page, as it has to stand in docs/settings.md."""
-    topics = {name: type(f.default) for name, f in Settings.model_fields.items() if isinstance(f.default, Topic)}
-    own = [name for name in Settings.model_fields if name not in topics]
-    parts = [HEAD, _table(Settings, own)]
+    return HEAD + "".join(_parts(Settings, ""))
+
+
+def _parts(model: type[BaseModel], path: str) -> Iterator[str]:
+    """A model's own settings, then those of the models in it, each below a heading."""
+    topics = {name: type(f.default) for name, f in model.model_fields.items() if isinstance(f.default, Topic)}
+    if own := [name for name in model.model_fields if name not in topics]:
+        yield "\n" * bool(path) + _table(model, own)
     for name, topic in topics.items():
-        parts.append(f"\n## {name}\n\n{(topic.__doc__ or '').strip()}\n\n{_table(topic, list(topic.model_fields))}")
-    return "".join(parts)
+        whole = f"{path}.{name}" if path else name
+        yield f"\n#{'#' * len(whole.split('.'))} {whole}\n\n{' '.join((topic.__doc__ or '').split())}\n"
+        yield from _parts(topic, whole)
 
 
 def _table(model: type[BaseModel], names: list[str]) -> str:
@@ -61,8 +70,12 @@ def _value(told: dict[str, Any]) -> str:
         return " or ".join("`None`" if kind.get("type") == "null" else _value(kind) for kind in told["anyOf"])
     if "enum" in told:
         return ", ".join(f'`"{choice}"`' for choice in told["enum"])
+    if told["type"] == "integer" and "minimum" not in told:
+        return "whole number"
     if told["type"] == "integer":
         return f"{told['minimum']} to {told['maximum']}"
+    if told["type"] == "array" and told["items"].get("type") == "integer":
+        return "list of whole numbers"
     pattern = f" like `{told['pattern']}`" if "pattern" in told else ""
     return KINDS[told["type"]] + pattern
 

@@ -3,12 +3,14 @@ before anything is written. What is left out (None) stays as the machine has it.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from wsllama.domain.wslconfig import Kind, find
-from wsllama.settings import FromList, Topic
+from wsllama.domain.wslconfig import UNSOUND, Kind, find
+from wsllama.settings_base import FromList, Topic
+from wsllama.settings_base import Text as Printable
 
 Flag: TypeAlias = bool | None
 Number: TypeAlias = int | None
@@ -130,7 +132,7 @@ class Experimental(Section):
     @model_validator(mode="after")
     def _sound(self) -> Experimental:
         if self.sparseVhd:
-            raise ValueError("sparseVhd has damaged file systems, and new versions of WSL pass over it: leave it out")
+            raise ValueError(UNSOUND["experimental.sparseVhd"])
         return self
 
 
@@ -255,12 +257,41 @@ class Conf(Topic):
 
 
 class Wsl(Topic):
-    """WSL itself: the sections of .wslconfig, and of wsl.conf below `conf`; names and meanings are WSL's own."""
+    """WSL itself, on platform wsl: what of it is ours, and the sections of .wslconfig, and of wsl.conf below `conf`; names and
+    meanings in these sections are WSL's own."""
 
+    windows: bool = Field(True, description="False: nothing on the Windows side is looked at or changed, .wslconfig included.")
+    profile: Printable | None = Field(
+        None, description="Folder of the Windows user, as in /mnt/c/Users/Ada or C:\\Users\\Ada; without it it is looked for."
+    )
+    distro: Printable | None = Field(None, description="Name of the distro, in ASCII; without it it is looked up.")
+    restart: bool = Field(
+        False, description="A run may call `wsl --shutdown`, which ends all distros and Docker Desktop, when a change needs it."
+    )
+    keep_alive: Literal["auto", "task", "startup", "off"] = Field(
+        "auto",
+        description="How the distro is started with the Windows user's session: task: a task of the Task Scheduler;"
+        " startup: a file in the Startup folder; auto: the task, or else the file.",
+    )
     wsl2: Wsl2 = Wsl2()
     general: General = General()
     experimental: Experimental = Experimental()
     conf: Conf = Conf()
+
+    @field_validator("profile")
+    @classmethod
+    def _path(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"/|[A-Za-z]:[\\/]", value):
+            raise ValueError("a folder is given whole, as in /mnt/c/Users/Ada or C:\\Users\\Ada")
+        return value
+
+    @field_validator("distro")
+    @classmethod
+    def _ascii(cls, value: str | None) -> str | None:
+        # other letters have kept distros from being found (WSL#14039), and the name goes into command lines of Windows
+        if value is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+            raise ValueError("a distro's name has ASCII letters, digits, dots, - and _ only: import it under another name")
+        return value
 
     def changes(self, kind: Kind) -> dict[str, Any]:
         """What is set for one of the two files, by full name, as `wslconfig.edit` takes it."""

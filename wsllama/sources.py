@@ -25,8 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from wsllama import index
+from wsllama import index, whole
 from wsllama.domain.build import git_blob, git_tree
+from wsllama.host.build import too_old
 from wsllama.index import SourceError as SourceError
 from wsllama.lock import LlamaCppPin
 
@@ -121,8 +122,10 @@ def fetch(
             found = git_tree({name: (mode, blob) for name, (mode, blob, _) in files.items()})
             if tree and found != tree:
                 raise SourceError(f"the {kind} is not commit {wanted}: that is tree {tree}, but it holds tree {found}")
+            if old := too_old(wanted, lambda name: files[name][2].decode("utf-8", "replace") if name in files else None):
+                raise SourceError(old)
             source = _pack(files, cache, kind, wanted, found)
-            index.write(stamp, lambda out: out.write(_stamp_text(source).encode()))
+            whole.write(stamp, lambda out: out.write(_stamp_text(source).encode()))
             return source
     except OSError as e:
         raise SourceError(f"cannot keep the source in {cache}: {e}") from e
@@ -291,5 +294,5 @@ def _pack(files: Mapping[str, _File], cache: Path, kind: Kind, commit: str, tree
                 tar.addfile(member, io.BytesIO(data))
     sha256 = hashlib.sha256(packed.getbuffer()).hexdigest()
     path = cache / f"{sha256}.tar.gz"
-    index.write(path, lambda out: out.write(packed.getbuffer()))
+    whole.write(path, lambda out: out.write(packed.getbuffer()))
     return Source(kind, commit, tree, path, sha256, len(packed.getbuffer()))

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,8 +24,9 @@ from pyinfra.connectors.ssh import SSHConnector
 from pyinfra.connectors.util import extract_control_arguments, make_unix_command_for_host
 
 from wsllama import digest, program
+from wsllama.connectors.shell import WslError, WslShell
 from wsllama.domain import gguf
-from wsllama.host.receive import BLOCK, Progress, gib, identity
+from wsllama.host.receive import BLOCK, DROP_EVERY, Progress, gib, identity
 from wsllama.layout import MODELS
 
 # Reads the program from stdin by its exact length, so that the rest of stdin is the program's.
@@ -45,7 +46,7 @@ def send_file(host: Any, source: Path, target: str, *, sha256: str | None = None
               arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
     """Send a file to a path on a host, where its folder need not be there yet.
 
-    - host: of pyinfra, connected over SSH or @local
+    - host: of pyinfra, connected over SSH, @wsl, @wslssh or @local
     - target: absolute path on the host; mode: its permissions
     - sha256: what it has to be; known ones save reading a file that is there already
     - say: gets a line of progress now and then
@@ -58,10 +59,11 @@ def send_file(host: Any, source: Path, target: str, *, sha256: str | None = None
 
 
 def send_model(host: Any, source: Path, *, root: str = MODELS, name: str | None = None, sha256: str | None = None,
-               say: Say, arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+               more: Mapping[str, Any] | None = None, say: Say, arguments: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
     """Send a GGUF to a host's models (layout: wsllama/host/model.py), after a look at its header.
 
     - root: folder of the models on the host; name: file name there (default: the source's)
+    - more: of the program's argument: the model that this is a file of, who may read it
 
     The rest as `send_file`. Returns also "dir" and "architecture".
     """
@@ -72,7 +74,7 @@ def send_model(host: Any, source: Path, *, root: str = MODELS, name: str | None 
         raise TransferError(f"{source}: {error}") from None
     except OSError as error:
         raise TransferError(f"{source}: {error.strerror}") from None
-    return _send(host, "model", {"root": root, "name": name or source.name}, source, sha256, say, arguments)
+    return _send(host, "model", {"root": root, "name": name or source.name, **(more or {})}, source, sha256, say, arguments)
 
 
 def send_build(host: Any, source: Path, *, build_id: str, sha256: str, unpacked: int, say: Say,
@@ -109,7 +111,7 @@ def fetch(host: Any, name: str, argument: dict[str, Any], out: BinaryIO, *, what
         return _take(remote, out, what, say)
 
 
-def _take(remote: _Local | _Channel, out: BinaryIO, what: str, say: Say) -> dict[str, Any]:
+def _take(remote: _Local | _Channel | _Distro, out: BinaryIO, what: str, say: Say) -> dict[str, Any]:
     """Write the blocks that come and return the document behind them."""
     digest, size, progress = hashlib.sha256(), 0, None
     answer: dict[str, Any] = {}
@@ -146,7 +148,9 @@ def _send(host: Any, name: str, argument: dict[str, Any], source: Path, sha256: 
             return sending.run(remote, start)
 
 
-def _way(host: Any) -> type[_Local] | type[_Channel]:
+def _way(host: Any) -> type[_Local] | type[_Channel] | type[_Distro]:
+    if isinstance(host.connector, WslShell):
+        return _Distro
     if isinstance(host.connector, SSHConnector):
         return _Channel
     if isinstance(host.connector, LocalConnector):
@@ -160,9 +164,9 @@ def _way(host: Any) -> type[_Local] | type[_Channel]:
 @contextlib.contextmanager
 def _started(
     host: Any, name: str, argument: dict[str, Any], arguments: dict[str, Any]
-) -> Iterator[tuple[_Local | _Channel, bytes]]:
+) -> Iterator[tuple[_Local | _Channel | _Distro, bytes]]:
     """A command on the host that waits for wsllama/host/<name>.py, and the bytes to begin with: program and argument."""
-    with_program = program.call(name, argument).encode()
+    with_program = program.call(name, argument, attended=False).encode()
     command = StringCommand("python3", "-I", "-S", "-c", QuoteString(START))
     shell = dict(arguments)
     extract_control_arguments(shell)  # what is left says how the command runs: sudo and the like
@@ -180,8 +184,15 @@ def _sentences(host: Any, doing: str) -> Iterator[None]:
         yield
     except (SSHException, EOFError) as error:
         raise TransferError(f"{host.name}: the connection broke while {doing}: {error}") from None
+    except WslError as error:
+        raise TransferError(f"{host.name}: {error}") from None
     except OSError as error:
         raise TransferError(f"{error.filename or host.name}: {error.strerror or error}") from None
+
+
+_readers: dict[str, dict[object, int]] = {}
+"""File -> how far each of the talks with hosts has read it: what all have read leaves the page cache, so that a slow one need not
+read the disk again."""
 
 
 class _Sending:
@@ -201,7 +212,7 @@ class _Sending:
         path = os.path.realpath(self.source)
         return {"size": self.size, "source": {"on": "controller", "path": path, **identity(self.before)}}
 
-    def run(self, remote: _Local | _Channel, start: bytes) -> dict[str, Any]:
+    def run(self, remote: _Local | _Channel | _Distro, start: bytes) -> dict[str, Any]:
         try:
             result = self.talk(remote, start)
         except OSError:  # the other side ended; why, it says itself
@@ -212,7 +223,7 @@ class _Sending:
         digest.remember(self.source, self.before, result["sha256"])
         return result
 
-    def talk(self, remote: _Local | _Channel, start: bytes) -> dict[str, Any]:
+    def talk(self, remote: _Local | _Channel | _Distro, start: bytes) -> dict[str, Any]:
         remote.write(start)
         answers = self.answers(remote)
         answer = next(answers, {})
@@ -222,15 +233,15 @@ class _Sending:
             answer = next(answers, {})
         return answer
 
-    def answers(self, remote: _Local | _Channel) -> Iterator[dict[str, Any]]:
+    def answers(self, remote: _Local | _Channel | _Distro) -> Iterator[dict[str, Any]]:
         for raw in remote.lines():
             line = raw.decode("utf-8", "replace").rstrip("\n")
             if line.startswith("{"):
                 yield json.loads(line)
             else:
-                self.say(line)
+                self.say(line.removeprefix("==> "))
 
-    def agree(self, remote: _Local | _Channel, answers: Iterator[dict[str, Any]], have: int) -> int:
+    def agree(self, remote: _Local | _Channel | _Distro, answers: Iterator[dict[str, Any]], have: int) -> int:
         """Where to go on: behind what is there, if that is how this file begins."""
         self.hash = None if self.sha256 else hashlib.sha256()
         if not have:
@@ -248,7 +259,7 @@ class _Sending:
             self.say(f"{self.source.name} {begins} the {gib(have)} that are on the host")
         return offset
 
-    def stream(self, remote: _Local | _Channel, offset: int) -> None:
+    def stream(self, remote: _Local | _Channel | _Distro, offset: int) -> None:
         progress = Progress(f"copy of {self.source.name}", self.size, offset, self.say)
         done = offset
         for block in self.blocks(offset, self.size):
@@ -265,15 +276,26 @@ class _Sending:
 
     def blocks(self, start: int, end: int) -> Iterator[bytes]:
         self.file.seek(start)
-        while start < end:
-            try:
-                block = self.file.read(min(BLOCK, end - start))
-            except OSError as error:
-                raise TransferError(f"{self.source}: {error.strerror}") from None
-            if not block:
-                raise self.changed()
-            yield block
-            start += len(block)
+        readers = _readers.setdefault(os.path.realpath(self.source), {})
+        try:
+            while start < end:
+                readers[self] = start
+                if start % DROP_EVERY < BLOCK:
+                    self.drop(min(readers.values()))
+                try:
+                    block = self.file.read(min(BLOCK, end - start))
+                except OSError as error:
+                    raise TransferError(f"{self.source}: {error.strerror}") from None
+                if not block:
+                    raise self.changed()
+                yield block
+                start += len(block)
+        finally:
+            readers.pop(self, None)
+            self.drop(min([*readers.values(), start]))
+
+    def drop(self, end: int) -> None:
+        os.posix_fadvise(self.file.fileno(), 0, end, os.POSIX_FADV_DONTNEED)
 
     def changed(self) -> TransferError:
         return TransferError(f"{self.source} was changed while it was sent: run again")
@@ -311,6 +333,21 @@ class _Channel:
 
     def close(self) -> None:
         self.channel.close()
+
+
+class _Distro:
+    """The same in a distro of WSL."""
+
+    def __init__(self, host: Any, command: str) -> None:
+        self.session = host.connector.open(command)
+        self.write, self.lines, self.read = self.session.write, self.session.out.lines, self.session.out.read
+        self.close = self.session.close
+
+    def failure(self) -> str:
+        try:
+            return _sentence(*self.session.finish())
+        except WslError as e:
+            return str(e)
 
 
 class _Local:

@@ -117,6 +117,7 @@ def test_model_is_what_its_stamp_says(host: Any, release: dict[str, Any], settin
     assert settings.model.sha256 in (None, stamp["sha256"])
     assert stamp["architecture"] == "qwen35moe"
     assert not path.startswith("/mnt/")
+    assert (file.user, file.group, file.mode) == ("root", "llama", 0o640)
     inode, mtime = host.check_output(f"stat -c '%i %Y' {shlex.quote(path)}").split()
     assert (int(inode), int(mtime)) == (stamp["inode"], stamp["mtime_ns"] // 10**9)
 
@@ -129,6 +130,43 @@ def test_unit_runs_and_is_started_at_boot(host: Any) -> None:
     assert set(shown.splitlines()) >= {
         "User=llama", "Group=llama", "NoNewPrivileges=yes", "ProtectSystem=strict", "NeedDaemonReload=no",
     }  # fmt: skip
+
+
+def test_unit_is_hardened_and_sees_the_gpu_s_device(host: Any, settings: Any) -> None:
+    assert host.run("systemd-analyze security --threshold=15 llama-server.service").rc == 0  # tenths
+    shown = host.check_output("systemctl show llama-server.service -p PrivateDevices,DevicePolicy,DeviceAllow,LimitCORE")
+    assert {"PrivateDevices=no", "DevicePolicy=closed", "LimitCORE=0"} <= set(shown.splitlines())
+    assert ("DeviceAllow=/dev/dxg rw" in shown) == (settings.platform == "wsl")
+
+
+def test_limit_of_memory_is_that_of_settings_or_plan(host: Any, settings: Any, release: dict[str, Any]) -> None:
+    limit = host.check_output("systemctl show --value -p MemoryMax llama-server.service")
+    if settings.server.memory_max not in (None, "infinity"):
+        assert int(limit) == int(settings.server.memory_max[:-1]) << {"M": 20, "G": 30, "T": 40}[settings.server.memory_max[-1]]
+    elif settings.server.memory_max or not release.get("plan") or "mlock" in settings.server.load_mode:
+        assert limit == "infinity"
+    else:
+        assert int(limit) > release["plan"]["memory"]["ram"]["weights"]
+
+
+def test_watchdog_runs_when_it_is_wanted(host: Any, settings: Any) -> None:
+    service = host.service("llama-watchdog.service")
+    assert (service.is_running, service.exists) == (settings.server.watchdog, settings.server.watchdog)
+    assert host.file("/opt/wsllama/watchdog.py").exists == settings.server.watchdog
+    if settings.server.watchdog:
+        assert service.is_enabled
+        assert host.run("systemctl show llama-watchdog.service -p CapabilityBoundingSet").stdout == "CapabilityBoundingSet=\n"
+
+
+def test_gpu_watch_runs_where_it_is_wanted(host: Any, settings: Any) -> None:
+    service, program = host.service("llama-watch.service"), host.file("/opt/wsllama/watch.py")
+    assert (service.is_running, service.exists, program.exists) == (settings.watched,) * 3
+    if settings.watched:
+        assert service.is_enabled
+        shown = host.check_output("systemctl show llama-watch.service -p User,CapabilityBoundingSet,ProtectSystem,DevicePolicy")
+        assert set(shown.splitlines()) == {"User=llama", "CapabilityBoundingSet=", "ProtectSystem=strict", "DevicePolicy=closed"}
+    if settings.watched and settings.watch.textfile:
+        assert host.file(settings.watch.textfile).linked_to == "/run/llama-watch/watch.prom"
 
 
 def test_runs_from_the_current_release(host: Any, arguments: list[str], release: dict[str, Any], settings: Any) -> None:

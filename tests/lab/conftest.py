@@ -22,11 +22,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
-    """Two hosts that live as long as the session; compiler results are kept between sessions."""
+def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """Two hosts that live as long as the session; compiler results are kept between sessions.
+
+    They have the packages of a deploy, unless a test of the session is about hosts that have nothing.
+    """
     if os.geteuid() != 0:
         pytest.fail("The lab starts systemd machines and needs root: run the tests with sudo.", pytrace=False)
-    with Lab(hosts=2, binds={cache_dir() / "ccache": CCACHE}) as shared:
+    bare = any(item.get_closest_marker("bare_hosts") for item in request.session.items)
+    with Lab(hosts=2, prepared=not bare, binds={cache_dir() / "ccache": CCACHE}) as shared:
         yield shared
 
 

@@ -109,7 +109,13 @@ class Deployed:
         (self.cache / "wsllama").mkdir(parents=True)
         (self.cache / "wsllama/sources").symlink_to(sources.default_cache())
         # One thread: several wait for each other by spinning, which takes minutes for a reply where cores are few and busy.
-        self.base: dict[str, Any] = {"platform": "linux", "model": {"path": str(model)}, "server": {"threads": 1}}
+        # A context that is one stage: a deploy starts the server once.
+        self.base: dict[str, Any] = {
+            "platform": "linux",
+            "model": {"path": str(model)},
+            "server": {"threads": 1, "ctx_size": 8192},
+            "acceptance": {"long_prompt_s": 0},  # a whole context takes half a minute on a busy core
+        }
 
     @property
     def names(self) -> list[str]:

@@ -63,7 +63,8 @@ class Gap(Deployed):
             "llama_cpp": {"source": "bundle"},
             "bundle": {"path": str(bundle)},
             "model": {"path": str(self.model)},
-            "server": {"threads": 1},
+            "server": {"threads": 1, "ctx_size": 8192},
+            "acceptance": {"long_prompt_s": 0},
         }
 
     def command(self, inventory: Path, *options: str) -> list[str]:

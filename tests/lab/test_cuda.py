@@ -34,7 +34,7 @@ LIMIT_S = 3300  # cold, on two cores, beside other tests; with the compiler's ca
 def builder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
     """One fresh host; the wheels are those that were fetched before, if they were."""
     folder = tmp_path_factory.mktemp("cuda")
-    with Lab(hosts=1, name="cuda", binds={cache_dir() / "ccache": "/var/cache/wsllama/ccache"}) as lab:
+    with Lab(hosts=1, name="cuda", prepared=True, binds={cache_dir() / "ccache": "/var/cache/wsllama/ccache"}) as lab:
         found = Deployed(lab, folder, tiny_model.write(folder / "tiny.gguf"))
         index.cache_of("wheels").mkdir(parents=True, exist_ok=True)
         (found.cache / "wsllama/wheels").symlink_to(index.cache_of("wheels"))
@@ -68,7 +68,6 @@ def test_a_toolkit_that_does_not_fit(builder: Deployed, cuda: dict[str, object],
     assert untouched(builder.lab.hosts[0])
 
 
-@pytest.mark.full
 def test_built_by_nvcc_and_served(builder: Deployed) -> None:
     host = builder.lab.hosts[0]
     first = builder.pyinfra(builder.inventory(), timeout=LIMIT_S).green()
@@ -100,3 +99,30 @@ def test_a_rebuilt_host_needs_no_toolkit(builder: Deployed) -> None:
     assert "build" not in run.changed()
     assert host.run("test -e /opt/wsllama/toolkits", check=False).returncode, "the artifact carries what it needs of CUDA"
     builder.run().unchanged()
+
+
+FULL_LIMIT_S = 7000
+SHIPPED = {
+    "cuda": {"architectures": [], "flags": [], "flash_attention": True},
+    "llama_cpp": {"portable": True, "time_limit_minutes": 115},
+}
+
+
+@pytest.mark.full
+def test_the_whole_backend_with_all_kinds_of_cpu(builder: Deployed) -> None:
+    """As it is shipped: every kernel, optimised, for one kind of GPU; a CPU backend for each kind of processor."""
+    host = builder.lab.hosts[0]
+    inventory = builder.inventory({host.name: SHIPPED})
+    builder.pyinfra(inventory, timeout=FULL_LIMIT_S).green()
+    builder.pyinfra(inventory).unchanged()
+    record = json.loads(host.run("cat /opt/wsllama/current/build/build.json").stdout)
+    options = record["inputs"]["options"]
+    assert (options["GGML_CUDA_GRAPHS"], options["GGML_BACKEND_DL"], options["GGML_CPU_ALL_VARIANTS"]) == ("ON", "ON", "ON")
+    assert options.get("GGML_CUDA_FA", "ON") == "ON"
+    assert "-O0" not in options["CMAKE_CUDA_FLAGS"]
+    assert options["CMAKE_CUDA_ARCHITECTURES"] == "89", "code for the GPU itself, and PTX"
+    names = {name for name in record["files"] if name.startswith("bin/libggml-")}
+    assert {"bin/libggml-cuda.so", "bin/libggml-cpu-x64.so", "bin/libggml-cpu-haswell.so", "bin/libggml-cpu-zen4.so"} <= names
+    kernels = host.run("strings -n 12 /opt/wsllama/current/build/bin/libggml-cuda.so | grep -c flash_attn_ext").stdout
+    assert int(kernels) > 0
+    print(json.dumps({"seconds": record["seconds"], "bytes": {n: record["files"][n]["size"] for n in sorted(names)}}))

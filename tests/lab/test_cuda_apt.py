@@ -73,11 +73,14 @@ NVCC = '#!/bin/sh\necho "Cuda compilation tools, release 13.0, V{version}"\n'
 FIRST = {"cuda-nvcc-13-0": "13.0.48-1", "cuda-cudart-dev-13-0": "13.0.48-1", "libcublas-dev-13-0": "13.0.0.19-1"}
 SECOND = {**FIRST, "cuda-nvcc-13-0": "13.0.88-1"}
 OURS = (cuda.KEYRING, cuda.SOURCES, cuda.PREFERENCES)
+# Holds apt's lock until somebody says that he waits for it.
 HOLD = """
-import fcntl, time
+import fcntl, glob, time
+until = time.monotonic() + 120
 with open("/var/lib/dpkg/lock-frontend", "w") as f:
     fcntl.lockf(f, fcntl.LOCK_EX)
-    time.sleep(4)
+    while time.monotonic() < until and not any("wait for python3" in open(p).read() for p in glob.glob("/var/log/wsllama/*.log")):
+        time.sleep(0.2)
 """
 
 

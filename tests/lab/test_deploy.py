@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fleet import replay
 from lab.lab import Host
 from tests.lab.deployed import ROOT, Deployed, Run, main_pid, wsllama
 
 CHAT = {"model": "qwen3.6-35b-a3b", "messages": [{"role": "user", "content": "Hello"}]}
 
 
+@pytest.mark.bare_hosts
 def test_two_hosts_converge_in_one_run(deployed_once: Deployed) -> None:
     """One of them builds, the other is like it and gets what was built."""
     first = deployed_once.first.green()
     for name, way in zip(deployed_once.names, ("build", "receive"), strict=True):
-        stages = ["user of the service", "folders", "packages", way, "model", "release", "service", "accepted"]
+        stages = ["user of the service", "folders", "packages", way, "model", "release", "service", "watchdog", "accepted"]
         assert [op for op in first.changed(name) if op != "apt and certificates"] == stages
 
 
@@ -34,10 +36,28 @@ def test_second_run_changes_nothing(second: Run, deployed: Deployed) -> None:
         assert len(second.operations("no_change", name)) == len(second.results["operations"])
 
 
-def test_no_op_costs_at_most_three_commands_a_host(second: Run, deployed: Deployed) -> None:
+def test_no_op_costs_two_commands_a_host(second: Run, deployed: Deployed) -> None:
+    """The probe and acceptance, with every stage of the deploy in it; no file transfer among them."""
+    stages = ("preflight", "distro", "llama.cpp", "model", "server", "acceptance")
+    looked = [str(o["name"]) for o in second.results["operations"]]
+    assert list(dict.fromkeys(name.partition(" | ")[0] for name in looked)) == list(stages)
+    assert {"server | stages before", "server | watchdog"} <= set(looked)
     for name in deployed.names:
-        assert 1 <= len(second.commands[name]) <= 3, second.commands[name]
-        assert all(" # " in command for command in second.commands[name]), second.commands[name]  # no file transfer among them
+        assert [command.rpartition(" # ")[2].strip("'") for command in second.commands[name]] == ["probe", "accept"]
+
+
+def test_64_hosts_go_through_the_whole_deploy(deployed: Deployed, tmp_path: Path) -> None:
+    """They are @fake hosts and answer as a real one did; what each of them takes of the controller's memory is bounded."""
+    alone = deployed.inventory(hosts=deployed.lab.hosts[:1], name="alone")
+    real = replay.watched(alone, tmp_path, deployed.environment)
+    assert (real.unchanged, len(real.answers)) == (1, 2)
+    few, many = (
+        replay.watched(replay.fakes(count, real.answers, deployed.base, tmp_path), tmp_path, deployed.environment)
+        for count in (4, 64)
+    )
+    assert (few.unchanged, many.unchanged) == (4, 64)
+    assert list(many.commands.values()) == [2] * 64
+    assert (many.memory - few.memory) / 60 < 1 << 20
 
 
 def test_works_as_a_user_with_sudo(deployed: Deployed) -> None:
@@ -77,7 +97,7 @@ def test_baseline_is_kept(deployed: Deployed) -> None:
         baseline = json.loads(host.run(["cat", "/opt/wsllama/current/baseline.json"]).stdout)
         assert "llama" in baseline["version"] or "build" in baseline["version"]
         assert baseline["model"]["file"].endswith("/tiny.gguf")
-        assert baseline["n_ctx"] == 16384
+        assert baseline["n_ctx"] == 8192
         assert baseline["kv_type"] == {"k": "f16", "v": "f16"}
         assert 0 < baseline["memory"]["MemAvailable"] <= baseline["memory"]["MemTotal"]
         assert baseline["server_rss"] > 10_000_000
@@ -161,7 +181,9 @@ def test_a_look_ahead_counts_the_restart_that_a_new_release_brings(deployed: Dep
 
 
 def test_model_on_the_command_line(deployed: Deployed) -> None:
-    bare = deployed.lab.inventory(deployed.folder / "bare", {name: {"server": {"threads": 1}} for name in deployed.names})
+    bare = deployed.lab.inventory(
+        deployed.folder / "bare", {name: {"server": {"threads": 1, "ctx_size": 8192}} for name in deployed.names}
+    )
     data = json.dumps({"path": str(deployed.model)})
     deployed.pyinfra(bare, "--data", f"model={data}").unchanged()
 
@@ -197,7 +219,7 @@ def test_literal_command_on_the_machine_itself(deployed: Deployed) -> None:
     host = deployed.lab.hosts[1]
     checkout(host.root / "root/wsllama")
     (host.root / "root/tiny.gguf").write_bytes(deployed.model.read_bytes())
-    settings = '\nplatform = "linux"\nmodel = {"path": "/root/tiny.gguf"}\n'
+    settings = '\nplatform = "linux"\nmodel = {"path": "/root/tiny.gguf"}\nacceptance = {"long_prompt_s": 0}\n'
     with (host.root / "root/wsllama/group_data/all.py").open("a") as f:
         f.write(settings)
     host.run("systemctl stop llama-server; rm -rf /opt/wsllama /var/lib/wsllama/models/*")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from lab import Lab, tiny_model
 from lab.base import cache_dir
 from lab.lab import Host
+from tests.lab import rollouts
 from tests.lab.deployed import Deployed, Run, answers
 from wsllama import artifacts
 
@@ -63,7 +65,7 @@ class Fleet(Deployed):
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
-    with Lab(hosts=3, binds={cache_dir() / "ccache": CCACHE}) as lab:
+    with Lab(hosts=3, prepared=True, binds={cache_dir() / "ccache": CCACHE}) as lab:
         found = Fleet(lab, folder, tiny_model.write(folder / "tiny.gguf"))
         found.first = found.run()
         yield found
@@ -111,18 +113,57 @@ def test_a_rebuilt_machine_skips_the_compile(fleet: Fleet) -> None:
 
 @pytest.mark.full
 def test_a_damaged_entry_is_refused_and_built_again(fleet: Fleet) -> None:
-    one, two, _ = fleet.lab.hosts
-    fleet.without_builds(one, two)
+    one, two, three = fleet.lab.hosts
+    fleet.without_builds(one, two, three)
     path, was = fleet.artifact.path, fleet.artifact.sha256
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
     run = fleet.run().green()
     assert f"{path} has sha256 {hashlib.sha256(data).hexdigest()} instead of {was}, so it was removed" in run.stderr
-    assert done(run) == {"what is lacking": [], "build": [one.name], "receive": [two.name]}
+    assert done(run) == {"what is lacking": [], "build": [one.name], "receive": [two.name, three.name]}
     assert fleet.compiled() == [one.name]
     assert fleet.artifact.path == path  # it is there again, and right
     assert fleet.files(one) == fleet.files(two)
+
+
+def test_who_has_it_gives_it_when_the_cache_has_lost_it(fleet: Fleet) -> None:
+    one, two, three = fleet.lab.hosts
+    build_id, files = fleet.artifact.build_id, fleet.files(one)
+    fleet.without_builds(one, three)
+    shutil.rmtree(fleet.kept)
+    run = fleet.run().green()
+    assert f"[{one.name}] build {build_id} is on {two.name}\n" in run.stderr
+    assert done(run) == {"what is lacking": [], "build": [], "receive": [one.name, three.name]}
+    assert fleet.compiled() == []
+    assert fleet.artifact.build_id == build_id
+    assert fleet.files(one) == fleet.files(three) == files
+    assert run.changed(two.name) == []
+
+
+def test_a_rollout_says_of_each_host_what_became_of_it_and_goes_on(fleet: Fleet, tmp_path: Path) -> None:
+    """One fails acceptance, one loses its power in the middle, one is away from the beginning."""
+    one, two, three = fleet.lab.hosts
+    data = {host.name: {"server": {"cache_ram": 517}} for host in fleet.lab.hosts}
+    inventory = rollouts.with_an_absent_host(fleet.inventory(data, name="rollout"))
+    rollouts.cannot_start_with(two, "517")
+    rollouts.slow_to_start(three)
+    report = tmp_path / "report.json"
+    first = rollouts.apply(fleet, inventory, report, "--batch", "4", on_line=rollouts.lose(three))
+    expected = {one.name: "done", two.name: "failed", three.name: "vanished", "gone": "offline"}
+    assert (first.states, first.returncode) == (expected, 1), first.stderr
+    assert "is not accepted: llama-server.service " in first.report["hosts"][two.name]["reason"]
+    assert first.report["hosts"][two.name]["reason"].endswith("serves again")
+    assert first.report["hosts"][one.name]["bench_after"]["release"] == first.report["hosts"][one.name]["after"]
+    assert first.report["left"] == [two.name, three.name, "gone"]
+    assert answers(two), "what it served before serves again"
+    for host in (two, three):
+        rollouts.as_before(host)
+    second = rollouts.apply(fleet, inventory, report)
+    expected |= {two.name: "done", three.name: "done"}
+    assert (second.states, second.returncode, second.report["left"]) == (expected, 4, ["gone"]), second.stderr
+    fleet.run(data).unchanged()
+    fleet.run().green()
 
 
 def test_who_waits_for_a_builder_that_fails_names_it(fleet: Fleet) -> None:
@@ -131,8 +172,11 @@ def test_who_waits_for_a_builder_that_fails_names_it(fleet: Fleet) -> None:
     fleet.without_builds(one, two)
     shutil.rmtree(fleet.kept)
     one.run("rm -rf /var/cache/wsllama/build && touch /var/cache/wsllama/build")
+    # The third has a build of which one byte is wrong, so nobody is given it.
+    three.run(f"echo x | dd of=/opt/wsllama/builds/{build_id}/bin/llama-bench bs=1 count=1 conv=notrunc status=none")
     run = fleet.run()
     assert run.returncode == 1
+    assert re.search(rf"/bin/llama-bench is not as it was built: .*; it is not taken from {three.name}\n", run.stderr), run.stderr
     assert sorted(run.results["failed_hosts"]) == [one.name, two.name]
     assert run.operations("error", one.name)[0] == "llama.cpp | build"  # pyinfra counts those that it then left out as well
     assert f"[{one.name}] cannot build llama.cpp: [Errno 17] File exists: '/var/cache/wsllama/build'\n" in run.stderr

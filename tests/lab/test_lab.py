@@ -298,10 +298,12 @@ def test_reset_gives_a_clean_host(lab: Lab) -> None:
 
 
 def test_two_labs_at_once_and_nothing_stays(lab: Lab) -> None:
-    with Lab(hosts=1) as second:
+    with Lab(hosts=1, prepared=True) as second:
         second_id = second.id
         assert second.record.subnet != lab.record.subnet
         assert second.hosts[0].run(["hostname"]).stdout == lab.hosts[0].run(["hostname"]).stdout
+        assert second.hosts[0].run("cmake --version && dpkg --audit").stdout.startswith("cmake version 3.")
+        assert not Path(second.record.base.split(":")[-1], "usr/bin/cmake").exists(), "other hosts begin without it"
         assert len(traces(second_id)) >= 5  # it does look where a lab leaves things
     assert traces(second_id) == []
     lab.hosts[0].run("true")

@@ -49,7 +49,11 @@ def test_the_program_takes_every_setting(deployed: Deployed) -> None:
         load_mode="mmap+mlock",
         cache_ram=0,
         ctx_checkpoints=0,
+        sampling="coding",
+        reasoning="on",
+        reasoning_format="deepseek-legacy",
         reasoning_budget=16,
+        reasoning_budget_message="So, in short: ",
         slots=True,
     )
     host = deployed.lab.hosts[0]

@@ -282,7 +282,7 @@ def test_commit_that_a_git_repository_does_not_hold(deployed: Deployed) -> None:
 
 def test_truncated_model_on_the_host(deployed: Deployed) -> None:
     put(deployed.lab.hosts[0], "/srv/cut.gguf", deployed.model.read_bytes()[:100_000])
-    sentence = "/srv/cut.gguf: it is cut off: it has 100000 bytes"
+    sentence = "model.path: cut.gguf: it is cut off: it has 100000 bytes"
     refused_untouched(deployed, {"model": {"path": "/srv/cut.gguf", "on": "host"}}, sentence)
 
 
@@ -328,14 +328,15 @@ def test_platform_wsl_on_another_machine(deployed: Deployed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sudo", "sentence"),
+    ("data", "sentence"),
     [
-        (True, "sudo asks for a password here, and there is no terminal"),
-        (False, "needs root: log in as root, or set _sudo to True for this host"),
+        ({"_sudo": True}, "sudo asks for a password here, and there is no terminal"),
+        ({"_sudo": True, "_sudo_password": "wrong"}, "sudo did not take the password: give the right one of this user"),
+        ({"_sudo": False}, "needs root: log in as root, or set _sudo to True for this host"),
     ],
 )
-def test_user_without_rights(deployed: Deployed, sudo: bool, sentence: str) -> None:
-    refused_untouched(deployed, {"ssh_user": "plain", "_sudo": sudo}, sentence)
+def test_user_without_rights(deployed: Deployed, data: dict[str, Any], sentence: str) -> None:
+    refused_untouched(deployed, {"ssh_user": "plain", **data}, sentence)
 
 
 def test_arguments_that_llama_server_refuses(deployed: Deployed) -> None:
@@ -363,11 +364,24 @@ def not_accepted(deployed: Deployed, data: Mapping[str, Any], *words: str) -> No
 
 
 def test_model_of_an_unknown_architecture(deployed: Deployed, tmp_path: Path) -> None:
+    """It never gets to a host."""
     (tmp_path / "other.gguf").write_bytes(deployed.model.read_bytes().replace(b"qwen35moe", b"qwen99moe"))
-    words = "starts again and again", "unknown model architecture: 'qwen99moe'"
+    run = deployed.run({deployed.names[0]: {"model": {"path": str(tmp_path / "other.gguf")}}})
+    assert run.returncode == 2
+    assert "its architecture is 'qwen99moe', but that of Qwen3.6-35B-A3B is 'qwen35moe': it is another model" in run.stderr
+
+
+@pytest.mark.full  # test_rollback.py has a release that can't start in the plain suite
+def test_model_that_llama_cpp_can_not_load(deployed: Deployed, tmp_path: Path) -> None:
+    """Nothing in its header is wrong but that a tensor has another name."""
+    data = deployed.model.read_bytes()
+    assert data.count(b"output_norm.weight") == 1
+    (tmp_path / "other.gguf").write_bytes(data.replace(b"output_norm.weight", b"output_nrom.weight"))
+    words = "starts again and again", "output_norm.weight"
     not_accepted(deployed, {"model": {"path": str(tmp_path / "other.gguf")}}, *words)
 
 
+@pytest.mark.full  # test_acceptance.py has such a model in the plain suite, with the limit and without
 def test_model_that_thinks_without_end(deployed: Deployed, tmp_path: Path) -> None:
     loop = {"model": {"path": str(tiny_model.write(tmp_path / "loop.gguf", "loop"))}}
     words = "with thinking on there was no answer", "thinking used up all 256 tokens; give acceptance.thinking_tokens a limit"
@@ -378,6 +392,7 @@ def test_model_that_thinks_without_end(deployed: Deployed, tmp_path: Path) -> No
     assert words_now[words_now.index("--model") + 1].endswith("/loop.gguf")
 
 
+@pytest.mark.full  # test_acceptance.py has models that answer wrongly in the plain suite
 def test_model_that_says_nothing_sensible(deployed: Deployed, tmp_path: Path) -> None:
     """Random weights answer something or nothing; either the release counts, or the one before serves."""
     host = deployed.lab.hosts[0]

@@ -70,7 +70,7 @@ DRIFTS = [
         ("receive", "service"),
         f"{RELEASE}; sha256sum $r/build/bin/*",
     ),
-    Drift("arguments-edited-and-used", f"{RELEASE}; sed -i 's/16384/4096/' $r/args; {AGAIN}", ("release", "service"), LINKS),
+    Drift("arguments-edited-and-used", f"{RELEASE}; sed -i 's/8192/4096/' $r/args; {AGAIN}", ("release", "service"), LINKS),
     Drift(
         "unit-edited-and-used",
         f"sed -i 's/^UMask=.*/UMask=0022/' {UNIT_FILE}; systemctl daemon-reload; {AGAIN}",

@@ -24,8 +24,9 @@ PROBE = "python3 -I -S - # probe"
 
 
 def settings(**data: Any) -> Settings:
-    """Settings of a Linux host that has its model already, with these over them."""
-    found, wrong = parse(merge([{"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}}, data]))
+    """Settings of a Linux host that has its model already and plans nothing, with these over them."""
+    base = {"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}, "plan": {"decides": False}}
+    found, wrong = parse(merge([base, data]))
     assert found is not None, wrong
     return found
 

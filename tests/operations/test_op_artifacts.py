@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from pyinfra.context import ctx_host
 
-from tests.operations.fake_hosts import Converge, Outcome, settings
+from tests.operations.fake_hosts import PROBE, Converge, Outcome, settings
 from tests.operations.test_op_base import Fleet
-from tests.operations.test_op_release import BUILDS, MACHINE, build_id, host
+from tests.operations.test_op_release import BUILDS, MACHINE, MODELS, build_id, host
 from tests.unit.test_artifacts import bring
-from wsllama import artifacts
-from wsllama.operations import llama_cpp
+from wsllama import artifacts, transfer
+from wsllama.domain import build as rules
+from wsllama.operations import llama_cpp, preflight
 from wsllama.settings import Settings
 
 GIT = {"llama_cpp": {"source": "git"}}
@@ -84,9 +85,11 @@ def test_a_damaged_one_is_removed_and_made_again(converge: Converge) -> None:
     assert not kept.path.exists()
 
 
-def fleet(**seen: dict[str, Any]) -> tuple[Fleet, dict[str, list[Any]]]:
-    """Hosts that lack their build, detected; Fleet.run executes."""
+def fleet(root_at: str | None = None, **seen: dict[str, Any]) -> tuple[Fleet, dict[str, list[Any]]]:
+    """Hosts that lack their build, detected; Fleet.run executes. root_at: the one that is root by sudo."""
     found = Fleet({name: json.dumps({**LACKS, **more}) for name, more in seen.items()})
+    if root_at:
+        found.hosts[root_at].data._sudo = True
     ops = (llama_cpp.announce, llama_cpp.build, llama_cpp.receive)
     return found, found.deploy([(op, (WANTED,)) for op in ops])
 
@@ -96,6 +99,42 @@ def test_each_kind_builds_for_itself() -> None:
     found, _ = fleet(a={}, b=other_cpu, c={}, d=other_cpu)
     found.run()
     assert {name: FOLLOW in found.commands(name) for name in "abcd"} == {"a": True, "b": True, "c": False, "d": False}
+
+
+HAS = {"builds": {BUILDS: {NAME: {"commit": "", "version": "", "made": [1, 2]}}}}
+
+
+def test_who_has_the_build_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def fetch(host: Any, build_id: str, out: BinaryIO, *, say: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        asked.append((host.name, arguments))
+        if host.name == "@fake/c":
+            raise transfer.TransferError("it has lost a file")
+        given: dict[str, Any] = bring(build_id=build_id)(out)
+        return given
+
+    monkeypatch.setattr(transfer, "fetch_build", fetch)  # a fake host has no channel to send one over
+    found, _ = fleet(root_at="d", a={}, b={}, c=HAS, d=HAS, e=HAS)
+    found.run()
+    assert [name for name, _ in asked] == ["@fake/c", "@fake/d"], "once, by name, until one of them could"
+    assert [arguments["_sudo"] for _, arguments in asked] == [False, True], "as that host's data say, not as the other's"
+    assert not any(FOLLOW in found.commands(name) for name in "abcde")
+    assert artifacts.known(NAME)
+
+
+def test_who_has_the_build_but_cannot_give_it_is_built_for(converge: Converge) -> None:
+    """Their connector can send nothing."""
+    found, _ = fleet(a={}, b={}, c=HAS)
+    found.run()
+    assert [name for name in "abc" if FOLLOW in found.commands(name)] == ["a"]
+
+
+def test_who_has_the_build_is_asked_for_it_only_when_somebody_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "fetch_build", None)
+    found, _ = fleet(a=HAS, b=HAS)
+    found.run()
+    assert [found.commands(name) for name in "ab"] == [[PROBE, PROBE]] * 2, "one look in the detection, one when it is run"
 
 
 def test_the_detection_counts_one_change_and_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +147,28 @@ def test_the_detection_counts_one_change_and_makes_none(monkeypatch: pytest.Monk
     found, metas = fleet(a={})
     assert [meta.will_change for meta in metas["a"]] == [False, False, True]
     assert len(found.commands("a")) == 1, "it asks once, for all three"
+
+
+def test_room_and_source_are_asked_for_only_where_a_build_may_be_made(converge: Converge, tmp_path: Path) -> None:
+    gone = {"llama_cpp": {"source": "archive", "archive": str(tmp_path / "gone.tar.gz"), "archive_sha256": "ab" * 32}}
+    name, free = build_id(host(), **gone), 10**9
+    seen = host(builds={BUILDS: {}}, disk={"/opt/wsllama": free, "/var/cache/wsllama": 0, MODELS: free})
+    got = converge(preflight.ready, settings(**gone), seen=seen)
+    assert got.failed
+    assert "no disk space for /var/cache/wsllama: 1.5 GB and 0.5 GB of room are needed, 0.0 GB are free" in got.log
+    assert "gone.tar.gz" in got.log
+    artifacts.keep(name, bring(build_id=name))
+    got = converge(preflight.ready, settings(**gone), seen=seen)
+    assert (got.commands, got.failed) == ([], False), got.log
+    got = converge(preflight.ready, settings(**gone), seen={**seen, "disk": {**seen["disk"], "/opt/wsllama": 599_999_999}})
+    assert "no disk space for /opt/wsllama: 0.1 GB" in got.log
+    got = converge(preflight.ready, settings(**gone), seen={**seen, "packages": {**seen["packages"], "cmake": None}})
+    assert "gone.tar.gz" in got.log, "which build it will be isn't known before the toolchain is there"
+
+
+def test_a_host_that_builds_is_told_the_room_that_preflight_asked_for(converge: Converge) -> None:
+    (task,) = of(converge, A).sent
+    assert task["argument"]["work_bytes"] == llama_cpp.space(LACKS, WANTED)["/var/cache/wsllama"] == rules.WORK_BYTES
 
 
 def test_one_run_knows_nothing_of_another() -> None:

@@ -15,6 +15,7 @@ from pyinfra.api.operations import run_ops
 from pyinfra.context import ctx_host, ctx_inventory, ctx_state
 
 from tests.operations.fake_hosts import PROBE, Converge
+from wsllama.facts import probe
 from wsllama.operations import files
 from wsllama.operations.base import Later, deferred_detection, resource
 from wsllama.operations.files import File
@@ -28,6 +29,9 @@ HELLO = [File("/x", "hello\n")]
     [
         ("sudo: a password is required", "sudo asks for a password here, and there is no terminal to ask for it"),
         ("sudo: a terminal is required to read the password; either use ...", "sudo asks for a password here"),
+        ("Sorry, try again.\nSorry, try again.\nsudo: 3 incorrect password attempts", "sudo did not take the password: give"),
+        ("sudo: 1 incorrect password attempt", "sudo did not take the password: give the right one of this user"),
+        ("sudo-rs: maximum 3 incorrect authentication attempts", "sudo did not take the password: give the right one"),
         ("me is not in the sudoers file.", "this user may not use sudo here: log in as root or as a user with sudo rights"),
         ("Sorry, user me is not allowed to execute '/bin/sh' as root on desk-1.", "may not use sudo here"),
         ("Sorry, user me may not run sudo on desk-1.", "may not use sudo here"),
@@ -145,3 +149,12 @@ def test_one_broken_host_fails_alone() -> None:
     fleet.run()
     assert {h.name for h in fleet.state.failed_hosts} == {"@fake/a", "@fake/c"}
     assert "python3 -I -S - # apply /x" in fleet.commands("b")
+
+
+def test_who_only_asks_whether_a_file_is_there_takes_no_hint_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a hint the probe sends a file's text, which a --diff needs."""
+    memo = probe.Memo()
+    monkeypatch.setattr(probe, "memo", lambda: memo)
+    probe.register({"files": {"/unit": "its text"}})
+    probe.register({"files": {"/unit": None, "/other": None}})
+    assert memo.wanted == {"files": {"/unit": "its text", "/other": None}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Iterator
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 
 from tests.operations.fake_hosts import Converge, settings
+from tests.operations.test_op_release import BUILDS, MACHINE
+from tests.operations.test_op_release import host as machine
 from tests.unit.test_openpgp import FINGERPRINT, TEXT
 from wsllama import lock, transfer, wheels
+from wsllama.domain import build as rules
 from wsllama.domain import guest
 from wsllama.domain import toolkit as choices
 from wsllama.host.toolkit import TOOLKITS
-from wsllama.operations import cuda
+from wsllama.operations import cuda, llama_cpp
 from wsllama.operations.base import Refused, resource
 from wsllama.operations.files import render
 
@@ -98,6 +102,16 @@ def test_what_hides_the_gpu_fails_the_host(converge: Converge, found: dict[str, 
     assert got.failed
     assert got.commands == []
     assert said in got.log
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"compute": ["12.0"]}, {"architectures": ["120"]}, {"compute": ["7.5"], "architectures": ["75-real"]}]
+)
+def test_a_build_without_code_for_the_gpu_that_is_here(converge: Converge, wanted: dict[str, Any]) -> None:
+    got = converge(cuda.guards, on_wsl(cuda=wanted), seen=seen())
+    assert got.failed
+    assert "has no code for the NVIDIA GeForce RTX 4090 here, whose compute capability is 8.9" in got.log
+    assert not converge(cuda.guards, on_wsl(cuda={**wanted, "require_gpu": False}), seen=seen()).failed, "it builds for others"
 
 
 def test_one_cause_is_one_sentence(converge: Converge) -> None:
@@ -215,6 +229,28 @@ def test_options_are_those_of_the_choice_and_the_settings() -> None:
     assert cuda.options(cuda.toolkit_of(seen(), on_wsl()), on_wsl())["GGML_CUDA_NO_VMM"] == "OFF"
 
 
+def test_room_for_a_build_and_its_toolkit() -> None:
+    now, wanted = {**seen(smi=None), "system": {"distro": "debian-12", "kernel": ""}}, builder(provider="wheels")
+    size = cuda.pins().wheels["13.0"].size
+    assert llama_cpp.space(now, wanted) == {
+        "/var/cache/wsllama": rules.CUDA_WORK_BYTES + size,
+        "/opt/wsllama": rules.CUDA_RESULT_BYTES + size * cuda.UNPACKED,
+    }
+    assert llama_cpp.space(now, wanted, made=False) == {"/opt/wsllama": rules.CUDA_RESULT_BYTES}
+
+
+def test_a_builder_is_told_the_room_of_a_cuda_build(converge: Converge, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    wanted = settings(
+        llama_cpp={"backend": "cuda", "source": "git"}, cuda={"version": "13.0", "compute": ["8.9"], "require_gpu": False}
+    )
+    of_cuda = seen(smi=None, local={f"{cuda.LOCAL}/cuda-13.0": WHOLE})
+    now = {**machine(builds={BUILDS: {}}), **of_cuda, "system": {**MACHINE, "kernel": ""}}
+    now["packages"] = {**of_cuda["packages"], **dict.fromkeys(rules.every_package(), "1")}
+    (task,) = converge(llama_cpp.build, wanted, seen=now).sent
+    assert task["argument"]["work_bytes"] == rules.CUDA_WORK_BYTES
+
+
 # What brings it
 
 
@@ -246,6 +282,27 @@ def test_packages_are_brought_with_key_and_preferences(converge: Converge, trust
     assert argument["compiler"] == "/usr/local/cuda-13.0/bin/nvcc"
     assert f"\nURIs: {argument['uri']}\nSuites: /\n" in argument["text"]
     assert argument["text"].endswith(f"Signed-By: {cuda.KEYRING}\n")
+
+
+def test_apts_files_that_somebody_edited_are_named(converge: Converge, trusted: None, tmp_path: Path) -> None:
+    """What the deploy sent is as it should be, whatever else is not."""
+    key = tmp_path / "key.asc"
+    key.write_text(TEXT)
+    wanted = builder(key_file=str(key))
+    files, task = converge(toolkit, wanted, seen=seen(smi=None)).sent
+    preferences = base64.b64decode(next(one["data"] for one in files if one["path"] == cuda.PREFERENCES))
+    sums = [{"sha256": hashlib.sha256(text).hexdigest()} for text in (preferences, task["argument"]["text"].encode())]
+    there: dict[str, Any] = {"packages": PINNED, "local": {f"{cuda.LOCAL}/cuda-13.0": WHOLE}, "smi": None}
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, []),
+        ({cuda.PREFERENCES: sums[0], cuda.SOURCES: sums[1]}, []),
+        ({cuda.PREFERENCES: sums[1], cuda.SOURCES: sums[1]}, [cuda.PREFERENCES]),
+        ({cuda.PREFERENCES: sums[0], cuda.SOURCES: sums[0]}, [cuda.SOURCES]),
+        ({cuda.SOURCES: sums[1]}, [cuda.PREFERENCES]),
+    ]
+    for now, named in cases:
+        assert cuda.edited(seen(**there, **now), wanted) == named
+    assert cuda.edited(seen(**there), settings()) == []
 
 
 @pytest.mark.parametrize(

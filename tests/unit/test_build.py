@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wsllama.domain import build
@@ -175,6 +175,7 @@ def test_git_hashes_of_known_objects() -> None:
     assert build.git_tree({}) == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
 
+@settings(max_examples=25)  # two processes each
 @given(
     st.dictionaries(
         st.lists(st.sampled_from(["a", "a.b", "a-b", "a0", "é", "B"]), min_size=1, max_size=3).map("/".join),

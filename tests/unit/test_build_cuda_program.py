@@ -207,12 +207,6 @@ def test_who_was_killed_is_read_from_what_tools_say(line: bytes, counts: bool) -
     assert bool(program.KILLED.search(line)) is counts
 
 
-def test_a_cuda_build_asks_for_more_disk(host: CudaHost, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "CUDA_WORK_BYTES", 10**15)
-    with pytest.raises(SystemExit, match=r"a build needs 1000000\.0 GB"):
-        program.main(host.argument)
-
-
 def test_the_environment_has_no_path_of_windows(host: CudaHost, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"/mnt/c/Windows/System32:{os.environ['PATH']}")
     assert program.environment_of(host.argument, "/w")["PATH"] == "/usr/local/bin:/usr/bin:/bin"

@@ -9,20 +9,23 @@ import os
 import shutil
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 
+from lab.hub import Fault, Hub
+from tests.unit import small_gguf
 from tests.unit.made_wheels import release
 from tests.unit.test_cli import wsllama
-from wsllama import artifacts, bundle, bundle_maker, lock, sources, transfer, wheels
+from wsllama import artifacts, bundle, bundle_maker, digest, lock, sources, transfer, wheels
 from wsllama.bundle import BundleError
 from wsllama.bundle_maker import Maker
 from wsllama.domain import bom
 from wsllama.host import debs
-from wsllama.settings import LOCK, local_problems, parse
+from wsllama.operations.base import Refused
+from wsllama.settings import LOCK, Settings, local_problems, parse
 
 PIN = lock.load(LOCK).llama_cpp
 DEB = "hello_1%3a2.10-3_amd64.deb"
@@ -131,7 +134,7 @@ def test_the_command_says_why_it_can_t_make_one(tmp_path: Path) -> None:
     assert "photos holds cat.png, so it is no bundle" in p.stderr
     p = wsllama("bundle", tmp_path / "here", tmp_path / "new", "--with-model")
     assert p.returncode == 1
-    assert p.stderr.startswith("@local: the model /srv/a.gguf is on the host: set model.on to controller")
+    assert p.stderr.startswith("@local: the model is on the host (/srv/a.gguf): give its name in wsllama.lock")
     assert not (tmp_path / "new").exists()
     (tmp_path / "far").write_text(f'desks = [("desk-1", {{{good}, "ssh_hostname": "127.0.0.1", "ssh_port": 9}})]\n')
     p = wsllama("bundle", tmp_path / "far", tmp_path / "new")
@@ -360,3 +363,78 @@ def test_only_what_the_index_names_is_taken(tmp_path: Path, name: str, data: byt
         debs.main(argument)
     assert not archive.exists()
     assert not (tmp_path / "work").exists()
+
+
+# A model of the lock
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub with a model and a projector, which `models.lock` has."""
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        files = {
+            f"{MODEL}.gguf": small_gguf.model(tmp_path / "m.gguf"),
+            "mmproj-F16.gguf": small_gguf.projector(tmp_path / "p.gguf"),
+        }
+        hub.add(REPO, {**files}, card={"license": "apache-2.0", "base_model": "Qwen/Qwen3.6-35B-A3B"})
+        shutil.copy(LOCK, tmp_path / "models.lock")
+        assert wsllama("lock", "add", REPO, "--quant", "Q8_0", "--lock", tmp_path / "models.lock").returncode == 0
+        hub.sent.clear()
+        yield hub
+
+
+REPO, MODEL = "unsloth/Qwen3.6-35B-A3B-GGUF", "Qwen3.6-35B-A3B-Q8_0"
+
+
+def of_lock(tmp_path: Path, **more: Any) -> Settings:
+    found, wrong = parse({"platform": "linux", "model": {"name": MODEL, "lock_file": str(tmp_path / "models.lock"), **more}})
+    assert found, wrong
+    return found
+
+
+def bundled(tmp_path: Path, out: Path, settings: Settings) -> dict[str, str]:
+    """Name -> sha256 of the models in a bundle that is made for these settings."""
+    wanted, maker = bundle_maker.Wanted(), Maker(out, LOCK, print)
+    bundle_maker._want_model(wanted, settings)
+    bundle_maker.bring_models(wanted, maker)
+    maker.finish()
+    return {name: entry.sha256 for name, entry in bundle.opened(out, LOCK).manifest.files.items() if entry.kind == "model"}
+
+
+def test_a_model_of_the_lock_is_brought_by_its_name(hub: Hub, tmp_path: Path) -> None:
+    """Downloaded as a mirror does it, once; a host that takes it from the bundle looks for it there."""
+    sums = {path.name: sha256(path.read_bytes()) for path in (tmp_path / "m.gguf", tmp_path / "p.gguf")}
+    assert bundled(tmp_path, tmp_path / "one", of_lock(tmp_path)) == {f"models/{MODEL}.gguf": sums["m.gguf"]}
+    size = (tmp_path / "m.gguf").stat().st_size
+    assert hub.sent == {(REPO, f"{MODEL}.gguf"): size}
+    with_projector = {f"models/{MODEL}.gguf": sums["m.gguf"], "models/mmproj-F16.gguf": sums["p.gguf"]}
+    assert bundled(tmp_path, tmp_path / "two", of_lock(tmp_path, mmproj=True)) == with_projector
+    assert hub.sent[REPO, f"{MODEL}.gguf"] == size
+    data = {"llama_cpp": {"source": "bundle"}, "bundle": {"path": str(tmp_path / "two")}, "platform": "linux"}
+    offline, wrong = parse({**data, "model": {**of_lock(tmp_path).model.model_dump(), "source": "bundle", "mmproj": True}})
+    assert offline, wrong
+    assert local_problems(offline) == []
+
+
+def test_a_model_that_this_machine_has_is_not_downloaded(hub: Hub, tmp_path: Path) -> None:
+    """Wherever it lies and whatever it is called, as its sum is known."""
+    digest.sha256_of(tmp_path / "p.gguf")
+    digest.sha256_of(tmp_path / "m.gguf")
+    assert len(bundled(tmp_path, tmp_path / "one", of_lock(tmp_path, mmproj=True))) == 2
+    given = of_lock(tmp_path, path=str(tmp_path / "m.gguf"))
+    assert list(bundled(tmp_path, tmp_path / "two", given)) == [f"models/{MODEL}.gguf"]
+    assert not hub.sent
+    os.utime(tmp_path / "m.gguf")
+    assert bundled(tmp_path, tmp_path / "three", of_lock(tmp_path))
+    assert hub.sent
+
+
+def test_a_model_of_the_lock_that_can_not_be_had(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [Fault(status=503)]
+    with pytest.raises(BundleError, match=r"the Hub has a fault of its own \(503\)"):
+        bundled(tmp_path, tmp_path / "one", of_lock(tmp_path))
+    on_host = parse({"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}})[0]
+    assert on_host
+    with pytest.raises(Refused, match=r"the model is on the host \(/srv/a.gguf\): give its name in wsllama.lock"):
+        bundled(tmp_path, tmp_path / "two", on_host)

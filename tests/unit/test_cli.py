@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
+
+from wsllama.cli import app
 
 ROOT = Path(__file__).parents[2]
 WSLLAMA = str(Path(sys.executable).parent / "wsllama")
@@ -114,7 +117,7 @@ def test_a_host_that_cannot_be_reached(tmp_path: Path, command: tuple[str, ...])
 def server() -> Iterator[tuple[int, list[Any]]]:
     """Port of a server that answers as llama-server does, and what it was asked."""
     asked: list[Any] = []
-    answer = json.loads((ROOT / "tests/data/response/answer-thinking-off.json").read_text())
+    answer = json.loads((ROOT / "tests/data/fixtures/response/answer-thinking-off.json").read_text())
     answer["choices"][0]["message"].update(content="\nREADY\n", reasoning_content="One word.\n")
 
     class Handler(BaseHTTPRequestHandler):
@@ -164,8 +167,33 @@ def test_ask_gets_no_answer(tmp_path: Path) -> None:
     assert p.stderr.startswith("@local: a chat request got status 0")
 
 
-@pytest.mark.parametrize("command", ["check", "verify", "ask", "bundle"])
+@pytest.mark.parametrize("command", ["status", "drift", "diff", "watch"])
+def test_a_host_that_cant_be_reached_is_named(tmp_path: Path, command: str) -> None:
+    gone = tmp_path / "gone"
+    gone.write_text(f'gone = [("desk-1", {{{GOOD}, "ssh_hostname": "127.0.0.1", "ssh_port": 9}})]\n')
+    p = wsllama(command, gone, "--json")
+    assert p.returncode == 4
+    found = json.loads(p.stdout)
+    assert (found["hosts"], found["failed"], list(found["unreachable"])) == ({}, {}, ["desk-1"])
+    assert "desk-1 can't be reached: " in p.stderr
+
+
+@pytest.mark.parametrize("command", ["check", "verify", "ask", "bench", "bundle", "status", "drift", "diff", "watch"])
 def test_help_says_what_the_exit_codes_mean(command: str) -> None:
-    text = " ".join(wsllama(command, "--help").stdout.split())
+    text = " ".join(CliRunner(env={"COLUMNS": "500"}).invoke(app, [command, "--help"], prog_name="wsllama").stdout.split())
     assert f"wsllama {command} inventory" in text
     assert "Exit codes: 0 " in text
+
+
+def test_patches_are_made_without_a_search_through_all_packages() -> None:
+    code = "import importlib.metadata; from wsllama.commands import common; importlib.metadata.entry_points = None;"
+    code += "common.cooperative(); import gevent.monkey; print(gevent.monkey.is_module_patched('socket'))"
+    p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (p.stdout, p.stderr) == ("True\n", "")
+
+
+def test_the_command_line_is_read_without_pyinfra() -> None:
+    """It takes half a second to import, and has to come behind gevent's patches, which `connected` makes."""
+    code = "import sys, wsllama.cli; print(sorted(name for name in sys.modules if name.split('.')[0] in ('pyinfra', 'gevent')))"
+    p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (p.stdout, p.stderr) == ("[]\n", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,27 @@ def test_an_operations_inner_generator() -> None:
         assert inspect.isgeneratorfunction(op._inner)
 
 
+def test_operations_are_numbered_as_stock_numbers_them(monkeypatch: pytest.MonkeyPatch, state: State, tmp_path: Path) -> None:
+    """By the lines below the deploy file; and arguments are those that stock knows."""
+    from pyinfra.api import arguments, util
+
+    for module, name in ((util, "stack"), (util, "getframeinfo"), (arguments, "all_global_arguments")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # put back afterwards
+    deploy = tmp_path / "deploy.py"
+    text = "def task():\n    return order(state)\n\n\nfor _ in range(2):\n    found.append((\n        task()))\n    lighten()\n"
+    deploy.write_text(text)
+    monkeypatch.setattr(state, "current_deploy_filename", str(deploy))
+    found: list[Any] = []
+    known = arguments.all_global_arguments()
+    given = {"order": util.get_operation_order_from_stack, "state": state, "found": found, "lighten": engine.lighten}
+    exec(compile(text, str(deploy), "exec"), given)
+    assert found[0] == found[1]
+    assert found[0][-2:] == [7, 2], "lines of the deploy file and of its task"
+    assert util.stack is not inspect.stack
+    assert arguments.all_global_arguments() == known
+    assert arguments.all_global_arguments() is arguments.all_global_arguments(), "resolved once"
+
+
 def test_pop_global_arguments(state: State) -> None:
     from pyinfra.context import ctx_host, ctx_state
 
@@ -137,3 +159,42 @@ def test_the_fake_connector_records_commands(state: State) -> None:
     host = state.inventory.get_host("@fake/a")
     host.connector.run_shell_command("true")
     assert host.connector.executed_commands == ["true"]
+
+
+def test_results_of_the_json_document_can_be_added_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyinfra_cli.prints as prints
+
+    monkeypatch.setattr(prints, "build_results_json", lambda state: {"of": state})
+    monkeypatch.setattr(prints, "build_plan_json", lambda state: [])
+    engine.wrap_results(lambda results: {**results, "more": 1})
+    prints.print_run_json("the state", dry=False)
+    assert json.loads(capsys.readouterr().out)["results"] == {"of": "the state", "more": 1}
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_exit_status_is_decided_in_one_place(monkeypatch: pytest.MonkeyPatch, state: State, failed: bool) -> None:
+    import pyinfra_cli.cli as cli
+    from pyinfra.context import ctx_state
+
+    seen: list[bool] = []
+    monkeypatch.setattr(cli, "_exit", cli._exit)
+    engine.wrap_exit(seen.append)
+    if failed:
+        state.failed_hosts.add(next(iter(state.inventory)))
+    with ctx_state.use(state), pytest.raises(SystemExit) as ended:
+        cli._exit()
+    assert (seen, ended.value.code) == ([failed], int(failed))
+    assert inspect.getsource(cli._main).rstrip().endswith("_exit()")
+
+
+def test_operations_of_a_host_and_their_commands(state: State) -> None:
+    from pyinfra.context import ctx_host, ctx_state
+
+    host = state.inventory.get_host("@fake/a")
+    with ctx_state.use(state), ctx_host.use(host):
+        add_op(state, shell, name="one")
+        ((name, commands),) = engine.operations(state, host)
+        assert name == "one"
+        assert [str(command) for command in commands()] == ["true"]

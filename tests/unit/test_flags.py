@@ -234,6 +234,7 @@ def test_a_key_is_not_repeated_in_a_sentence() -> None:
         ("--cache-ram 1024", ""),
         ("--kv-unified", ""),
         ("--offline", ""),
+        ("--fit off", ""),
         ("--reasoning-budget -1", "--reasoning-budget -1"),
         ("--reasoning-budget 0", "--reasoning-budget 0"),
         ("--spec-draft-n-max 4", "--draft-max 4"),
@@ -252,7 +253,7 @@ def test_translated_for_an_older_build(given: str, wanted: str) -> None:
         ("--reasoning-budget 2048", "--reasoning-budget doesn't take 2048 in this build of llama-server: it takes -1, 0"),
         ("--n-cpu-moe 12", "--n-cpu-moe is unknown to this build"),
         ("--split-mode tensor", "--split-mode doesn't take tensor in this build of llama-server: it takes none, layer, row"),
-        ("--fit off", "--fit is unknown to this build"),
+        ("--fit on", "--fit is unknown to this build"),
         ("--no-context-shift=1", "--no-context-shift takes no value"),
     ],
 )

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from lab import tiny_model
-from wsllama import program
+from tests.unit import small_gguf
+from wsllama import planning, program
 from wsllama.host import probe, receive
 
 
@@ -81,7 +82,76 @@ def test_installs_and_stamps(source: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in file.parent.iterdir()) == ["tiny.gguf", "tiny.gguf.stamp"]
     assert sorted(p.name for p in (root / ".incoming").iterdir()) == ["tiny.gguf.lock"]
     stamp = json.loads((file.parent / "tiny.gguf.stamp").read_text())
-    assert seen_in(root) == {f"{file.parent.name}/tiny.gguf": {**stamp, "intact": True}}
+    readable = {"intact": True, "awaited_s": None, "mode": "644", "user": "root", "group": "root"}
+    assert seen_in(root) == {f"{file.parent.name}/tiny.gguf": {**stamp, **readable}}
+
+
+def test_a_stamp_has_what_a_plan_needs_to_know(source: Path, tmp_path: Path) -> None:
+    """The sizes are those that the small model was written with."""
+    root = tmp_path / "models"
+    file = Path(install(source, root)["file"])
+    for _ in range(2):
+        (stamp,) = seen_in(root).values()
+        known = planning.summary_of(stamp["summary"])
+        assert known
+        assert (known.architecture, known.keys["block_count"], known.keys["expert_count"]) == (
+            "qwen35moe",
+            4,
+            tiny_model.N_EXPERT,
+        )
+        assert 0 < source.stat().st_size - known.tensors.total < 100_000  # its header
+        os.utime(file)  # its stamp is lost, and made again
+        install(source, root, sha256=sha256(source))
+
+
+def test_files_are_looked_at_where_they_lie(source: Path, tmp_path: Path) -> None:
+    projector = small_gguf.projector(tmp_path / "mmproj.gguf", width=64)
+
+    def looked(**argument: Any) -> dict[str, Any]:
+        code, lines, err = run(**{"mmproj": None, "allow_unofficial": False, **argument})
+        assert (code, err) == (0, "")
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+
+    found = looked(look=[str(source)])
+    assert (found["problems"], found["bytes"], found["mmproj"]) == ([], source.stat().st_size, None)
+    assert planning.summary_of(found["summary"])
+    found = looked(look=[str(source)], mmproj=str(projector))
+    assert found["mmproj"] == {"bytes": projector.stat().st_size, "width": 64}
+    assert "mmproj.gguf" in found["problems"][0]  # of another width than the model takes
+    os.truncate(source, source.stat().st_size - 1000)
+    assert "tiny.gguf: it is cut off" in looked(look=[str(source)])["problems"][0]
+    source.write_bytes(b"GGUF")
+    assert looked(look=[str(source)])["summary"] is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mmproj.gguf", "tiny.gguf"]
+
+
+def test_what_a_service_is_to_get_waits_for_its_switch(source: Path, tmp_path: Path) -> None:
+    """So that another run doesn't take it for an old model meanwhile."""
+    root = tmp_path / "models"
+    file = Path(install(source, root, group="root")["file"])
+    (seen,) = seen_in(root).values()
+    assert 0 <= seen["awaited_s"] < 600
+    (file.parent / ".awaited").unlink()
+    assert install(source, root, group="root")["changed"] is False
+    (seen,) = seen_in(root).values()
+    assert seen["awaited_s"] is None
+
+
+def test_what_the_audit_only_mentions_is_told_once(source: Path, tmp_path: Path) -> None:
+    with source.open("ab") as file:
+        file.write(b"x" * 64)
+    said = "==> warning: tiny.gguf: 64 bytes follow its last tensor, which nothing reads"
+    code, lines, _ = run(path=str(source), root=str(tmp_path / "models"))
+    assert (code, lines.count(said)) == (0, 1)
+    code, lines, _ = run(path=str(source), root=str(tmp_path / "models"))
+    assert (code, len(lines)) == (0, 1)
+
+
+def test_what_a_file_says_of_itself_is_no_line_of_ours(tmp_path: Path) -> None:
+    words = {"general.base_model.0.name": 'x\n{"ok": true}\033[2J'}
+    said = refusal(small_gguf.model(tmp_path / "m.gguf", words), tmp_path / "models")
+    assert 'made of x?{"ok":-true}?[2J, not of' in said
 
 
 def test_another_name(source: Path, tmp_path: Path) -> None:
@@ -154,6 +224,25 @@ def test_models_without_a_root_or_with_damaged_stamps(source: Path, tmp_path: Pa
     assert install(source, root)["changed"] is True
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_copy_goes_on_where_it_was_cut(source: Path, tmp_path: Path, known: bool) -> None:
+    """Also without a sum that would tell at the end: what is there has to be how the file begins."""
+    data, expected = source.read_bytes(), sha256(source)
+    for number, (begins, goes_on) in enumerate(((data[:1_234_567], True), (b"x" * 1_234_567, False))):
+        root = tmp_path / f"models{number}"
+        part = root / ".incoming" / f"tiny.gguf-{len(data)}.part"
+        part.parent.mkdir(parents=True)
+        part.write_bytes(begins)
+        code, lines, err = run(path=str(source), root=str(root), sha256=expected if known else None)
+        said = "==> tiny.gguf goes on after the 1.2 MiB that are there" in lines
+        if known and not goes_on:  # only the sum tells it; the next run starts again
+            assert (code, said) == (1, True)
+            assert "tiny.gguf has sha256 " in err
+        else:
+            assert (code, said) == (0, goes_on)
+            assert sha256(Path(json.loads(lines[-1])["file"])) == expected
+
+
 def test_wrong_sha256(source: Path, tmp_path: Path) -> None:
     root, wrong = tmp_path / "models", "0" * 64
     assert refusal(source, root, sha256=wrong) == (
@@ -166,7 +255,7 @@ def test_wrong_sha256(source: Path, tmp_path: Path) -> None:
 def test_bad_sources_are_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
     root = tmp_path / "models"
     assert refusal(tmp_path / "no.gguf", root) == f"{tmp_path}/no.gguf: No such file or directory"
-    assert refusal(tmp_path, root, name="x.gguf") == f"{tmp_path}: Is a directory"
+    assert refusal(tmp_path, root, name="x.gguf") == f"{tmp_path}: it is no file: give the GGUF itself"
     html = tmp_path / "page.gguf"
     html.write_text("<!DOCTYPE html><title>Sign in</title>")
     assert refusal(html, root).startswith(f"{html}: it is not a GGUF but an HTML page")
@@ -181,7 +270,7 @@ def test_bad_sources_are_refused_before_anything_is_written(source: Path, tmp_pa
         for name, value in ((b"split.count", 3), (b"split.no", 1))
     )
     shard.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + keys)
-    assert refusal(shard, root).startswith(f"{shard}: it is part 2 of 3 of a split model")
+    assert refusal(shard, root).startswith(f"{shard}: its header says that it is shard 2 of 3, but its name does not: give all")
     assert not root.exists()
 
 
@@ -210,12 +299,12 @@ def test_no_space(source: Path, tmp_path: Path) -> None:
 
 
 def test_killed_at_any_time_and_run_again(source: Path, tmp_path: Path) -> None:
-    """Killed after 0, 10, 20 … ms: never a valid model that isn't whole, and the next run ends well."""
+    """Killed after 0, 15, 30 … ms: never a valid model that isn't whole, and the next run ends well."""
     expected = sha256(source)
-    for number in range(40):
+    for number in range(14):
         root = tmp_path / f"models{number}"
         process = started({"path": str(source), "root": str(root)})
-        time.sleep(0.005 * number)
+        time.sleep(0.015 * number)
         process.kill()
         process.communicate()
         for file, stamp in seen_in(root).items():

@@ -1,4 +1,4 @@
-"""nvidia-smi's answers: recorded ones as cases in tests/data/nvidia-smi, and more of every kind, made up here."""
+"""nvidia-smi's answers: recorded ones as cases in tests/data/fixtures/nvidia-smi, and more of every kind, made up here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from wsllama.domain.nvidia_smi import Gpu, Reading, read
 
-DATA = Path(__file__).parents[1] / "data" / "nvidia-smi"
+DATA = Path(__file__).parents[1] / "data" / "fixtures" / "nvidia-smi"
 WSL = "/usr/lib/wsl/lib/nvidia-smi"
 EXE = "/mnt/c/Windows/System32/nvidia-smi.exe"
 QUERY = (

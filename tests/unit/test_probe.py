@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from wsllama import program
 from wsllama.host import probe
 
 ME = {"user": getpass.getuser(), "group": grp.getgrgid(os.getgid()).gr_name}
@@ -24,9 +25,7 @@ ME = {"user": getpass.getuser(), "group": grp.getgrgid(os.getgid()).gr_name}
 
 def test_it_runs_alone_and_prints_one_line(tmp_path: Path) -> None:
     """As it runs on a host: a bare python3, its own text on stdin."""
-    text = (
-        Path(probe.__file__).read_text(encoding="utf-8") + f"\nmain({{'stamps': {{{str(tmp_path)!r}: None}}, 'users': {{}}}})\n"
-    )
+    text = program.call("probe", {"stamps": {str(tmp_path): None}, "users": {}})
     p = subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert json.loads(p.stdout) == {"stamps": {str(tmp_path): None}}
     assert p.stdout.count("\n") == 1
@@ -208,7 +207,7 @@ def test_models(tmp_path: Path) -> None:
     assert found["good/a.gguf"]["sha256"] == "good"
 
 
-def release(root: Path, number: str, accepted: bool = False) -> Path:
+def release(root: Path, number: str, accepted: bool = False, **more: Any) -> Path:
     folder = root / "releases" / number
     folder.mkdir(parents=True)
     (folder / "args").write_text("x")
@@ -221,6 +220,7 @@ def release(root: Path, number: str, accepted: bool = False) -> Path:
         "build": "b",
         "links": {"build": "/builds/b"},
         "sha256": {"args": hashlib.sha256(b"x").hexdigest()},
+        **more,
     }
     (folder / "release.json").write_text(json.dumps(record))
     if accepted:
@@ -230,7 +230,7 @@ def release(root: Path, number: str, accepted: bool = False) -> Path:
 
 def test_releases(tmp_path: Path) -> None:
     release(tmp_path, "1", accepted=True)
-    release(tmp_path, "2")
+    release(tmp_path, "2", stage="text", final=False, plan={"key": "k"})
     (release(tmp_path, "3") / "args").write_text("edited by hand")
     moved = release(tmp_path, "4") / "build"
     moved.unlink()
@@ -240,12 +240,15 @@ def test_releases(tmp_path: Path) -> None:
     (release(tmp_path, "7") / "release.json").write_text('{"digest": "d7", "links": {}, "sha256": {}}')
     (release(tmp_path, "9") / "release.json").unlink()
     release(tmp_path, ".partial-10")
+    for no_number in ("²", "٣", "08", "0", "12.moved", "x"):
+        release(tmp_path, no_number)
     (tmp_path / "current").symlink_to("releases/2")
     (tmp_path / "last-good").symlink_to("releases/1")
     found = probe.releases([str(tmp_path)])[str(tmp_path)]
+    made_of = {"model": "m", "server": {"port": 1}, "gpu": False, "build": "b"}
     assert found["numbers"] == {
-        "1": {"digest": "d1", "accepted": True, "model": "m", "server": {"port": 1}, "gpu": False, "build": "b"},
-        "2": {"digest": "d2", "accepted": False, "model": "m", "server": {"port": 1}, "gpu": False, "build": "b"},
+        "1": {"digest": "d1", "accepted": True, **made_of, "plan": None, "stage": None, "final": True},
+        "2": {"digest": "d2", "accepted": False, **made_of, "plan": {"key": "k"}, "stage": "text", "final": False},
     }
     assert (found["current"], found["last-good"], found["highest"]) == ("2", "1", 9)
 
@@ -272,3 +275,18 @@ def test_units() -> None:
     found = probe.units(["dbus.service", "no-such-thing.service"])
     assert found["dbus.service"]["LoadState"] == "loaded"
     assert found["no-such-thing.service"]["LoadState"] == "not-found"
+
+
+@pytest.mark.parametrize(("state", "lines"), [("active", 2), ("failed", 0)])
+def test_buffers_of_the_start_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, lines: int) -> None:
+    log = "load_tensors:  CUDA0 model buffer size = 10.00 MiB\nlistening\nsched_reserve:  CUDA0 compute buffer size = 1.00 MiB\n"
+    for name, text in (("systemctl", f"Id=a.service\nActiveState={state}\nInvocationID=0123\n"), ("journalctl", log)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\ncat <<'END'\n{text}END\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(
+        probe, "_said", lambda command, limit_s: (0, subprocess.run(command, capture_output=True, text=True).stdout)
+    )
+    found = probe.buffers(["a.service"])["a.service"]
+    assert found.count(" buffer size = ") == len(found.splitlines()) == lines
+    assert ("_SYSTEMD_INVOCATION_ID=0123" in (tmp_path / "asked").read_text()) is (lines > 0)

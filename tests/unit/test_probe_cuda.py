@@ -97,7 +97,7 @@ def test_a_program_that_hangs_or_cannot_be_started(tmp_path: Path) -> None:
     hangs = program(tmp_path / "hangs", "exec sleep 60")
     began = time.monotonic()
     assert probe._said([str(hangs)], 0.2) == (124, f"{hangs} said nothing for 0.2 s")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     assert probe._said([str(tmp_path)], 1) == (127, f"{tmp_path}: Permission denied")
 
 

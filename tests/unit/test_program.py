@@ -60,3 +60,42 @@ def test_a_failure_is_one_sentence_without_a_traceback(tmp_path: Path) -> None:
     p = run(program.call("apply", argument), tmp_path)
     assert p.returncode == 1
     assert p.stderr == f"{tmp_path}/no/x can't be written: No such file or directory\n"
+
+
+def test_a_part_that_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+    names = "print([n.rpartition('.')[2] for n in sys.modules if n.startswith('wsllama.host.')])"
+    for asked, read in (
+        ({"files": {}}, []),
+        ({"windows": {}}, []),
+        ({"windows": {"s": {"profile": None, "windows": False}}}, ["interop", "windows"]),
+    ):
+        p = run(program.call("probe", asked) + f"import sys\n{names}\n", tmp_path)
+        assert p.returncode == 0, p.stderr
+        assert sorted(ast.literal_eval(p.stdout.splitlines()[-1])) == [*read[:1], "probe", *read[1:]]
+
+
+def test_a_program_that_has_answered_ends_well_whoever_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader closes the pipe when it has the answer; here the program's end always comes after that."""
+    answers = "def main(argument):\n    import select\n    print('{}', flush=True)\n    closed = select.poll()\n"
+    answers += "    closed.register(1, 0)\n    closed.poll()"
+    monkeypatch.setattr(program, "text", lambda name: answers)
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program.call("answers", {})], stdout=subprocess.PIPE)
+    assert process.stdout
+    assert process.stdout.readline() == b"{}\n"
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+
+
+def test_a_program_ends_with_the_run_that_wanted_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C and a cut end remote work that says nothing either: sshd closes the pipe, as here."""
+    waits = "def main(argument):\n    import time\n    print('waits', flush=True)\n    time.sleep(600)"
+    monkeypatch.setattr(program, "text", lambda name: waits)
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program.call("waits", {})], stdout=subprocess.PIPE)
+    assert process.stdout
+    assert process.stdout.readline() == b"waits\n"
+    assert process.poll() is None
+    process.stdout.close()
+    try:
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()

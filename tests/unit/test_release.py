@@ -76,6 +76,8 @@ class Host:
         self.root, self.bin, self.stamp, self.unit = folder / "root", folder / "bin", folder / "stamp", folder / "a.service"
         script(self.bin / "systemctl", SYSTEMCTL)
         self.build("b")
+        self.model = self.root / "models/m"
+        self.model.mkdir(parents=True)
 
     def argument(self, action: str, **more: Any) -> dict[str, Any]:
         places = {"root": str(self.root), "stamp": str(self.stamp), "unit": UNIT, "unit_file": str(self.unit)}
@@ -96,7 +98,7 @@ class Host:
         """What a release of this number is made of."""
         return {
             "number": number,
-            "links": {"build": str(self.root / "builds" / build), "model": str(self.root / "models/m")},
+            "links": {"build": str(self.root / "builds" / build), "model": str(self.model)},
             "files": {"env": "", "unit": f"[Unit]\nDescription={number}\n"},
             "record": {"model": {"file": "m/a.gguf"}, "server": {}, "gpu": False, "build": build},
             "digest": f"d{number}",
@@ -190,6 +192,24 @@ def test_a_release_without_its_unit_is_not_switched_to(host: Host) -> None:
     assert p.returncode == 1
     assert p.stderr == f"{host.root}/releases/2/unit: No such file or directory; mend that and run again\n"
     assert host.seen["current"] == "1"
+
+
+def test_a_release_whose_model_another_run_removed_is_not_switched_to(host: Host) -> None:
+    host.serve(1, accepted=False)
+    done(host.make(2))
+    host.model.rmdir()
+    p = host.run("switch", number=2)
+    assert p.returncode == 1
+    assert p.stderr.startswith(f"{host.model} is gone, which release 2 needs: another run removed it; run again")
+    assert host.seen["current"] == "1"
+
+
+def test_a_model_that_is_switched_to_is_not_awaited_any_more(host: Host) -> None:
+    (host.model / ".awaited").touch()
+    done(host.make(1))
+    assert (host.model / ".awaited").exists()
+    done(host.run("switch", number=1))
+    assert not (host.model / ".awaited").exists()
 
 
 def test_words_that_the_program_refuses(host: Host) -> None:
@@ -335,12 +355,49 @@ def test_back_to_the_last_good(host: Host) -> None:
     accepted_then(host)
     p = host.run("back", number=2)
     done(p)
-    assert json.loads(p.stdout) == {"serves": "1"}
+    assert json.loads(p.stdout) == {"serves": "1", "switched": True}
     assert host.seen["current"] == "1"
     assert host.unit.read_text() == "[Unit]\nDescription=1\n"
-    assert host.asked[-3:-1] == [RELOAD, "reset-failed llama-server.service"]
+    assert host.asked[-1] == RELOAD
+    assert not host.stamp.exists(), "a run that is killed here leaves it to the next one to start what is wanted"
+    done(host.run("resume", number="1", digest="d"))
+    assert host.asked[-2:] == ["reset-failed llama-server.service", "restart llama-server.service"]
+    assert host.stamp.read_text() == "d\n", "the next run need not start it again"
+
+
+def test_what_serves_again_but_is_not_known_is_started_again_by_the_next_run(host: Host) -> None:
+    accepted_then(host)
+    done(host.run("back", number=2))
+    done(host.run("resume", number="1", digest=None))
     assert host.asked[-1] == "restart llama-server.service"
-    assert not host.stamp.exists(), "the next run starts what is wanted again"
+    assert not host.stamp.exists()
+
+
+def test_the_last_good_release_that_does_not_start_either(host: Host) -> None:
+    accepted_then(host)
+    done(host.run("back", number=2))
+    host.fails("restart")
+    p = host.run("resume", number="1", digest="d")
+    assert p.returncode == 1
+    assert p.stderr.startswith("llama-server.service did not start: Job for it failed.")
+    assert not host.stamp.exists()
+
+
+def test_what_another_run_switched_to_is_not_started_in_its_place(host: Host) -> None:
+    accepted_then(host)
+    done(host.run("back", number=2))
+    host.serve(3, accepted=False)
+    done(host.run("resume", number="1", digest="d"))
+    assert not host.stamp.exists()
+    assert [words for words in host.asked if words.startswith("restart")] == []
+
+
+def test_what_was_accepted_stays(host: Host) -> None:
+    accepted_then(host)
+    done(host.accept(2, baseline={}))
+    p = host.run("back", number=2)
+    assert json.loads(p.stdout) == {"serves": "2", "switched": False}
+    assert host.stamp.read_text() == "x"
 
 
 def test_what_another_run_switched_to_stays(host: Host) -> None:
@@ -348,7 +405,7 @@ def test_what_another_run_switched_to_stays(host: Host) -> None:
     done(host.make(3))
     done(host.run("switch", number=3))
     p = host.run("back", number=2)
-    assert json.loads(p.stdout) == {"serves": "3"}
+    assert json.loads(p.stdout) == {"serves": "3", "switched": False}
     assert host.seen["current"] == "3"
     assert host.stamp.read_text() == "x"
     assert [words for words in host.asked if words.startswith(("restart", "stop"))] == []
@@ -358,7 +415,7 @@ def test_back_without_anything_good_stops(host: Host) -> None:
     done(host.make(1))
     done(host.run("switch", number=1))
     p = host.run("back", number=1)
-    assert json.loads(p.stdout) == {"serves": None}
+    assert json.loads(p.stdout) == {"serves": None, "switched": False}
     assert host.asked[-1] == "stop llama-server.service"
     assert [words for words in host.asked if words.startswith("restart")] == []
 
@@ -404,6 +461,14 @@ def test_a_build_that_was_made_meanwhile_stays(host: Host) -> None:
     assert host.names("builds") == ["b"]
 
 
+def test_folders_that_are_no_releases_are_left_alone(host: Host) -> None:
+    for name in ("²", "07", "notes"):
+        (host.root / "releases" / name).mkdir(parents=True)
+    for number in (1, 2, 3):
+        host.serve(number, keep=1)
+    assert host.names("releases") == sorted(["2", "3", "²", "07", "notes"])
+
+
 def test_a_release_that_was_damaged_by_hand_does_not_stop_it(host: Host) -> None:
     host.serve(1)
     (host.root / "releases/1/build").unlink()
@@ -442,3 +507,73 @@ def test_a_root_that_is_not_there_is_one_sentence(host: Host) -> None:
     assert p.returncode == 1
     assert p.stderr.count("\n") == 1
     assert str(host.root) in p.stderr
+
+
+def on_the_way(host: Host, number: int, keep: int = 5) -> None:
+    """A stage on the way to what is wanted is made, served and accepted."""
+    made = host.release(number)
+    done(host.run("make", **{**made, "record": {**made["record"], "final": False}}))
+    done(host.run("switch", number=number))
+    done(host.run("accept", number=number, baseline={}, keep=keep, on_the_way=True))
+
+
+def links(host: Host) -> tuple[str, str]:
+    return os.readlink(host.root / "current"), os.readlink(host.root / "last-good")
+
+
+def test_of_a_new_host_each_stage_is_what_the_next_gives_way_to(host: Host) -> None:
+    for number in (1, 2):
+        on_the_way(host, number)
+        assert links(host) == (f"releases/{number}", f"releases/{number}")
+    assert host.asked[-1] == "enable --quiet llama-server.service", "also a host that is started now serves the stage"
+    host.serve(3, accepted=False)
+    done(host.run("back", number=3))
+    assert links(host) == ("releases/2", "releases/2")
+
+
+def test_a_stage_does_not_take_the_place_of_what_served_more(host: Host) -> None:
+    host.serve(1)
+    for number in (2, 3):
+        on_the_way(host, number, keep=1)
+        assert links(host) == (f"releases/{number}", "releases/1")
+        assert host.seen["numbers"][str(number)]["accepted"], "so the next run begins behind it"
+    host.serve(4, accepted=False)
+    done(host.run("back", number=4))
+    assert links(host) == ("releases/1", "releases/1")
+    host.serve(5, keep=1)
+    assert links(host) == ("releases/5", "releases/5")
+
+
+def test_the_last_good_release_is_never_pruned(host: Host) -> None:
+    host.serve(1)
+    for number in (2, 3, 4):
+        on_the_way(host, number, keep=1)
+    assert host.names("releases") == ["1", "3", "4"]
+
+
+def test_stages_take_no_place_of_what_can_be_gone_back_to(host: Host) -> None:
+    host.serve(1)
+    for number in (2, 3):
+        on_the_way(host, number, keep=1)
+    host.serve(4, keep=1)
+    assert host.names("releases") == ["1", "3", "4"]
+    host.serve(5, keep=1)
+    assert host.names("releases") == ["3", "4", "5"]
+
+
+def test_going_back_to_a_stage_by_its_number_makes_it_the_last_good_one(host: Host) -> None:
+    on_the_way(host, 1)
+    host.serve(2)
+    done(host.run("switch", number=1))
+    done(host.accept(1))
+    assert links(host) == ("releases/1", "releases/1")
+
+
+def test_what_an_earlier_version_made_was_no_stage_on_the_way(host: Host) -> None:
+    host.serve(1)
+    assert "final" not in json.loads((host.root / "releases/1/release.json").read_text())
+    on_the_way(host, 2)
+    assert links(host) == ("releases/2", "releases/1")
+    (host.root / "releases/1/release.json").write_text("{")
+    on_the_way(host, 3)
+    assert links(host) == ("releases/3", "releases/3"), "a damaged one is nothing to go back to"

@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyinfra.api import Inventory
 from typer.testing import CliRunner
 
 from wsllama import cli, layout
 from wsllama.releases import lacking, target
-from wsllama.remote import RemoteError
+from wsllama.remote import Fleet, RemoteError
 
 
-def seen(accepted: str, current: str | None, last_good: str | None = None, refused: str = "") -> dict[str, Any]:
-    numbers = {n: {"accepted": True} for n in accepted.split()} | {n: {"accepted": False} for n in refused.split()}
+def seen(accepted: str, current: str | None, last_good: str | None = None, refused: str = "", stages: str = "") -> dict[str, Any]:
+    """stages: accepted ones that were on the way to another."""
+    numbers = {n: {"accepted": n not in refused.split(), "final": True} for n in (accepted + " " + refused).split()}
+    numbers |= {n: {"accepted": True, "final": False} for n in stages.split()}
     return {"numbers": numbers, "current": current, "last-good": last_good or current}
 
 
@@ -32,6 +35,11 @@ def seen(accepted: str, current: str | None, last_good: str | None = None, refus
         (seen("1 2 3", "2", last_good="3"), None, "2"),
         # A deploy was killed before release 4 was accepted.
         (seen("1 2 3", "4", last_good="3", refused="4"), None, "3"),
+        # What served less, on the way to the current one, is gone back to by its number only.
+        (seen("1 4", "4", stages="2 3"), None, "1"),
+        (seen("1 4", "4", stages="2 3"), 3, "3"),
+        # A deploy was killed between two stages.
+        (seen("1", "2", last_good="1", stages="2"), None, "1"),
     ],
 )
 def test_where_to(there: dict[str, Any], to: int | None, number: str) -> None:
@@ -45,6 +53,12 @@ def test_where_to(there: dict[str, Any], to: int | None, number: str) -> None:
         (seen("", None), None, "there is no earlier release to go back to: accepted are none, current is none"),
         (seen("2 3", "2", refused="1"), None, "there is no earlier release to go back to: accepted are 2, 3, current is 2"),
         (seen("1 3", "3", refused="2"), 2, "release 2 is not there, or was never accepted: accepted are 1, 3, current is 3"),
+        (
+            seen("3", "3", stages="1 2"),
+            None,
+            "there is no earlier release to go back to: accepted are 1, 2, 3, current is 3; 1, 2 served less, as a stage on the"
+            " way: --to takes its number",
+        ),
         (seen("1 3", "3"), 7, "release 7 is not there, or was never accepted: accepted are 1, 3, current is 3"),
     ],
 )
@@ -72,6 +86,18 @@ def test_what_a_release_lacks() -> None:
     now["models"][layout.MODELS].clear()
     now["builds"][layout.BUILDS].clear()
     assert lacking(now, made_of) == ["build b", model, "/etc/wsllama/api-key"]
+
+
+def test_lines_of_a_host_are_shown_as_they_come(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fleet = Fleet(Inventory((["@local"], {}))).connect()
+    argument = {"action": "start", "root": str(tmp_path), "stamp": str(tmp_path / "x"), "unit": "no-such.service", "digest": ""}
+    (host,) = fleet.hosts
+    fleet.watch(host, "release", argument)
+    fleet.close()
+    said = capfd.readouterr()
+    assert "[@local] " in said.err
+    assert "no-such.service did not start: " in said.err
+    assert said.out == ""
 
 
 def rollback(*words: str | Path) -> Any:

@@ -50,6 +50,8 @@ def test_what_is_always_said() -> None:
         ("cache_ram", "--cache-ram", 0, "0"),
         ("ctx_checkpoints", "--ctx-checkpoints", 0, "0"),
         ("reasoning_budget", "--reasoning-budget", -1, "-1"),
+        ("reasoning", "--reasoning", "off", "off"),
+        ("reasoning_format", "--reasoning-format", "none", "none"),
     ],
 )
 def test_each_setting_has_its_argument(setting: str, flag: str, given: object, wanted: str) -> None:
@@ -59,6 +61,29 @@ def test_each_setting_has_its_argument(setting: str, flag: str, given: object, w
 def test_none_leaves_the_programs_own_default() -> None:
     given = words()
     assert not {"--batch-size", "--ubatch-size", "--threads", "--n-gpu-layers", "--n-cpu-moe"} & set(given)
+    assert not {"--temp", "--top-p", "--top-k", "--min-p", "--presence-penalty"} & set(given)
+    assert not {"--reasoning", "--reasoning-format", "--reasoning-budget-message"} & set(given)
+
+
+@pytest.mark.parametrize(
+    ("preset", "card"),  # of the model card: temperature, top_p, top_k, min_p, presence_penalty
+    [
+        ("thinking", (1.0, 0.95, 20, 0.0, 1.5)),
+        ("coding", (0.6, 0.95, 20, 0.0, 0.0)),
+        ("instruct", (0.7, 0.80, 20, 0.0, 1.5)),
+    ],
+)
+def test_a_preset_is_what_the_model_card_says(preset: str, card: tuple[float, ...]) -> None:
+    given = words(sampling=preset)
+    flags = ("--temp", "--top-p", "--top-k", "--min-p", "--presence-penalty")
+    assert tuple(float(value(flag, given)) for flag in flags) == card
+
+
+def test_a_message_at_the_end_of_the_budget() -> None:
+    given = words(reasoning_budget=100, reasoning_budget_message="So: ")
+    assert value("--reasoning-budget-message", given) == "So: "
+    with pytest.raises(ValueError, match="reasoning_budget_message belongs to a reasoning_budget, which is not set"):
+        words(reasoning_budget_message="So: ")
 
 
 def test_switches() -> None:
@@ -108,6 +133,15 @@ def test_refused(word: str, said: str) -> None:
     assert "secret" not in sentence
 
 
+@pytest.mark.parametrize(
+    "words", [("--model-draft", "/mnt/c/d.gguf"), ("--lora=/mnt/d/l.gguf",), ("-md", r"C:\m\d.gguf"), (r"--lora=\\nas\m\l.gguf",)]
+)
+def test_a_file_on_a_drive_of_windows_is_not_served_from_there(words: tuple[str, ...]) -> None:
+    (sentence,) = server_flags.refused(words)
+    assert f"{words[-1].rpartition('=')[2]}: a file on a drive of Windows can't be served from there" in sentence
+    assert server_flags.refused(["--model-draft", "/mnt/models/d.gguf", "--lora=/var/lib/l.gguf"]) == []
+
+
 def test_not_refused() -> None:
     assert server_flags.refused(["--top-k", "20", "--chat-template-kwargs", '{"port": 1}', "port", "host"]) == []
 
@@ -128,3 +162,11 @@ def test_a_setting_owns_every_spelling_of_its_argument() -> None:
             assert set(words) == known
             found |= known
     assert found == every, "each is an argument of the program"
+
+
+def test_what_is_placed_by_hand_or_plan_is_not_fitted_again() -> None:
+    assert value("--fit", words(n_gpu_layers=41, n_cpu_moe=7)) == "off"
+    for given in ({}, {"n_gpu_layers": 41}, {"n_cpu_moe": 7}):
+        assert "--fit" not in words(**given)
+    assert words(n_gpu_layers=41, n_cpu_moe=7, extra_args=("--fit", "on"))[-2:] == ["--fit", "on"]
+    assert words(n_gpu_layers=41, n_cpu_moe=7, extra_args=("--fit", "on")).count("--fit") == 1

@@ -53,6 +53,12 @@ def test_defaults_suit_one_wsl_machine() -> None:
         ({"model": {"port": 8080}}, "unknown setting model.port: did you mean server.port?"),
         ({"server": {"prot": 8080}}, "unknown setting server.prot: did you mean server.port?"),
         ({"server": {"path": "/x"}}, "unknown setting server.path: did you mean model.path?"),
+        ({"memory": "8GB"}, "unknown setting memory: did you mean wsl.wsl2.memory?"),
+        ({"wsl": {"wsl2": {"memroy": "8GB"}}}, "unknown setting wsl.wsl2.memroy: did you mean wsl.wsl2.memory?"),
+        (
+            {"wsl": {"wsl2": {"instanceIdleTimeout": -1}}},
+            "unknown setting wsl.wsl2.instanceIdleTimeout: did you mean wsl.general.instanceIdleTimeout?",
+        ),
         ({"xyzzy": 1}, "unknown setting xyzzy"),
         ({"server": 5}, "server = 5: Input should be a valid dictionary"),
         ({"server": {"port": True}}, "server.port = True: Input should be a valid integer"),
@@ -71,8 +77,24 @@ def test_defaults_suit_one_wsl_machine() -> None:
         ({"platform": "windows"}, "platform = 'windows': Input should be 'wsl' or 'linux'"),
         ({"model": {"path": "a.gguf"}}, "model.path: a path starts with /"),
         (
+            {"model": {"path": "/data/.a.gguf"}},
+            "model.path: /data/.a.gguf does not end in a file name that hosts can keep: give one that does not begin with a dot",
+        ),
+        (
+            {"model": {"path": "/data/models/"}},
+            "model.path: /data/models/ does not end in a file name that hosts can keep: give one that does not begin with a dot",
+        ),
+        (
+            {"model": {"path": f"/data/{'m' * 196}.gguf"}},
+            "model.path: the file name has 201 bytes: rename the file to at most 200",
+        ),
+        (
+            {"model": {"path": f"/data/{'語' * 66}.gguf"}},
+            "model.path: the file name has 203 bytes: rename the file to at most 200",
+        ),
+        (
             {"model": {"path": None}},
-            'settings: model.path is not set: give the GGUF, as in model = {"path": "/path/of/file.gguf"}',
+            'settings: model.path is not set: give the GGUF, as in model = {"path": "/path/of/file.gguf"}, or model.name',
         ),
         ({"model": {"sha256": "ab" * 31}}, "model.sha256: a sha256 is 64 hexadecimal digits"),
         ({"model": {"sha256": "xy" * 32}}, "model.sha256: a sha256 is 64 hexadecimal digits"),
@@ -111,6 +133,23 @@ def test_a_name_that_is_no_text_is_unknown_too() -> None:
         ({"llama_cpp": {"source": "archive", "archive": "/x"}}, ["source archive needs archive and archive_sha256"]),
         ({"llama_cpp": {"archive": "/x"}}, ["archive and archive_sha256 belong to source archive, but source is sdist"]),
         ({"llama_cpp": {"git_url": "/x"}}, ["git_url belongs to source git, but source is sdist"]),
+        ({"server": {"expose": "lan"}}, ["server: expose lan lets other machines in", "set api_key to True"]),
+        (
+            {"platform": "wsl", "server": {"expose": "lan", "api_key": True}, "wsl": {"windows": False}},
+            ["server.expose lan needs rules on Windows, which wsl.windows False keeps out"],
+        ),
+        (
+            {
+                "platform": "wsl",
+                "server": {"expose": "lan", "api_key": True},
+                "wsl": {"wsl2": {"localhostForwarding": False}},
+            },
+            ["server.expose lan goes over the relay that wsl.wsl2.localhostForwarding False turns off: leave it out"],
+        ),
+        ({"server": {"lan_port": 9000}}, ["lan_port belongs to expose lan, but expose is loopback"]),
+        ({"server": {"expose": "lan", "api_key": True, "lan_port": 8080}}, ["lan_port 8080 is port too"]),
+        ({"server": {"expose": "lan", "api_key": True, "port": 55536}}, ["port 55536 + 10000 is no port: give a lan_port"]),
+        ({"platform": "wsl", "wsl": {"conf": {"boot": {"systemd": False}}}}, ["wsl.conf.boot.systemd", "leave it out"]),
     ],
 )
 def test_contradictions(data: dict[str, Any], words: list[str]) -> None:
@@ -125,10 +164,14 @@ def test_contradictions(data: dict[str, Any], words: list[str]) -> None:
         {"server": {"host": "127.1.2.3"}},
         {"server": {"host": "::1"}},
         {"server": {"cache_type_v": "q8_0"}},
+        {"model": {"path": f"/{'d' * 250}/.hidden/{'m' * 195}.gguf"}},
         {"llama_cpp": {"source": "archive", "archive": "https://192.0.2.1/a.tar.gz", "archive_sha256": "AB" * 32}},
         {"llama_cpp": {"source": "git", "git_url": "/srv/llama.cpp", "commit": "0" * 40}},
         {"network": {"proxy": "http://[2001:db8::1]:3128"}},
         {"network": {"proxy": "https://proxy.example"}},
+        {"server": {"expose": "lan", "api_key": True, "port": 55535}},
+        {"server": {"expose": "lan", "api_key": True, "port": 60000, "lan_port": 9000}},
+        {"wsl": {"conf": {"boot": {"systemd": True}}}},
     ],
 )
 def test_what_is_right(data: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from wsllama.settings_wsl import Section, Wsl
 
 
 def _sections(model: BaseModel) -> list[Section]:
-    parts = [getattr(model, name) for name in type(model).model_fields]
+    parts = [part for name in type(model).model_fields if isinstance(part := getattr(model, name), BaseModel)]
     return [s for p in parts for s in ([p] if isinstance(p, Section) else _sections(p))]
 
 
@@ -65,6 +65,29 @@ def test_what_is_left_out_is_no_change() -> None:
     ],
 )
 def test_refuses_what_wsl_would_not_take(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Wsl.model_validate(data)
+
+
+@pytest.mark.parametrize("path", ["/mnt/c/Users/José", "C:\\Users\\José.DOMAIN", "d:/Users/x"])
+def test_a_profile_may_have_any_letters_and_either_form(path: str) -> None:
+    assert Wsl(profile=path).profile == path
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"profile": "Users\\Ada"}, "given whole"),
+        ({"profile": "~"}, "given whole"),
+        ({"profile": "C:\temp"}, "control characters"),
+        ({"distro": "Übuntu"}, "ASCII"),
+        ({"distro": "my distro"}, "ASCII"),
+        ({"distro": ""}, "at least 1"),
+        ({"distro": "-d"}, "ASCII"),
+        ({"keep_alive": "service"}, "startup"),
+    ],
+)
+def test_refuses_what_is_no_name_of_a_profile_or_distro(data: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Wsl.model_validate(data)
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from wsllama.cli import app
 from wsllama.domain import build, toolkit
 from wsllama.domain.toolkit import Choice, choose
+from wsllama.operations import cuda as cuda_operations
 
 # --- what is expected, independently of the code's own tables
 
@@ -133,7 +134,7 @@ def test_preferred(distro: str, driver: str, gpus: str, cuda: str) -> None:
 
 def test_by_apt() -> None:
     choice = choose("ubuntu-24.04", "581.42", ["8.9"])
-    assert choice.packages == ("cuda-compiler-13-0", "cuda-cudart-dev-13-0", "libcublas-dev-13-0")
+    assert choice.packages == ("cuda-nvcc-13-0", "cuda-cudart-dev-13-0", "libcublas-dev-13-0")
     assert choice.root == "/usr/local/cuda-13.0"
     assert choice.cmake == {
         "GGML_CUDA": "ON",
@@ -392,8 +393,16 @@ def test_command_json() -> None:
     said = json.loads(done.stdout)
     assert {"ok", "cuda", "packages", "host_compiler", "architectures", "cmake", "reasons", "refusals"} <= set(said)
     assert (said["ok"], said["cuda"], said["architectures"]) == (True, "13.0", ["89"])
-    assert said["packages"] == ["cuda-compiler-13-0", "cuda-cudart-dev-13-0", "libcublas-dev-13-0"]
     assert said["refusals"] == []
+
+
+@pytest.mark.parametrize("release", ["13.0", "12.8", "12.9"])
+def test_command_names_the_packages_that_are_installed(release: str) -> None:
+    done = CliRunner().invoke(app, [*EXAMPLE, "--compute", "8.9", "--cuda", release, "--json"])
+    said = json.loads(done.stdout)["packages"]
+    assert said == list(cuda_operations._packages(release))
+    assert {name.format(release.replace(".", "-")) for name in toolkit.APT} <= set(said)
+    assert (release in cuda_operations.pins().apt.packages) is (len(said) > len(toolkit.APT))
 
 
 def test_command_refuses_with_2() -> None:

@@ -22,6 +22,7 @@ from pyinfra.context import ctx_host, ctx_state
 from lab import tiny_model
 from wsllama import digest, transfer
 from wsllama.host.receive import BLOCK
+from wsllama.remote import Fleet
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
 needs_sshd = pytest.mark.skipif(os.geteuid() != 0 or not SSHD, reason="needs root and openssh-server")
@@ -118,6 +119,20 @@ def left(target: Path) -> list[str]:
 
 
 @needs_sshd
+def test_every_connection_sends_at_once_and_does_not_wait_for_a_lost_host(sshd: Sshd, tmp_path: Path) -> None:
+    data = {"ssh_user": "root", "ssh_port": sshd.port, "ssh_key": str(sshd.key), "ssh_strict_host_key_checking": "no"}
+    known = {"ssh_known_hosts_file": str(tmp_path / "known_hosts")}
+    fleet = Fleet(Inventory(([("127.0.0.1", {**data, **known})], {})))
+    for _ in range(2):  # also when a host is connected again, as after a reboot
+        (host,) = fleet.connect().hosts
+        transport = host.connector.client.get_transport()
+        assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        assert transport.packetizer._Packetizer__keepalive_interval == 15
+        fleet.close()
+
+
+@needs_sshd
 def test_whole_file_arrives(over_ssh: Any, big: Path, tmp_path: Path) -> None:
     target = tmp_path / "new folder" / "it's $HOME.bin"
     said: list[str] = []
@@ -211,6 +226,29 @@ def test_cut_keeps_what_came(over_ssh: Any, big: Path, tmp_path: Path, monkeypat
     assert target.read_bytes() == data
 
 
+def test_what_all_hosts_have_got_leaves_the_page_cache(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is slower need not have it read from the disk again."""
+    monkeypatch.setattr(transfer, "DROP_EVERY", BLOCK)
+    stock, dropped = os.posix_fadvise, list[int]()
+
+    def counted(fd: int, offset: int, length: int, advice: int) -> None:
+        assert (offset, advice) == (0, os.POSIX_FADV_DONTNEED)
+        dropped.append(length)
+        stock(fd, offset, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", counted)
+    size = big.stat().st_size
+    with big.open("rb") as one, big.open("rb") as other:
+        fast, slow = (transfer._Sending(big, file, None, print).blocks(0, size) for file in (one, other))
+        next(slow)
+        assert sum(len(block) for block in fast) == size
+        assert max(dropped) == 0
+        next(slow)
+        assert max(dropped) == BLOCK
+        assert sum(len(block) for block in slow) == size - 2 * BLOCK
+        assert max(dropped) == size
+
+
 @needs_sshd
 def test_wrong_sha256_changes_nothing(over_ssh: Any, big: Path, tmp_path: Path) -> None:
     target = tmp_path / "to" / "big.bin"
@@ -274,19 +312,18 @@ def test_two_at_once(sshd: Sshd, big: Path, tmp_path: Path) -> None:
         "import sys\nfrom pathlib import Path\nfrom tests.unit.test_transfer import connected, put\n"
         f"data = dict(ssh_user='root', ssh_port={sshd.port}, ssh_key={str(sshd.key)!r},"
         f" ssh_known_hosts_file={str(tmp_path / 'known')!r}, ssh_strict_host_key_checking='no')\n"
-        "said = []\n"
+        "class Said:\n    append = staticmethod(lambda line: print(line, flush=True))\n"
         "with connected('127.0.0.1', data) as host:\n"
-        f"    print(put(host, Path({str(big)!r}), Path({str(target)!r}), said)['changed'])\n"
-        "print(said[0])\n"
+        f"    print(put(host, Path({str(big)!r}), Path({str(target)!r}), Said)['changed'])\n"
     )
     lock = (held / "big.bin.lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    time.sleep(3)
+    waiting = [run.stdout.readline() for run in runs if run.stdout]
     lock.close()
     outputs = [run.communicate(timeout=60)[0].splitlines() for run in runs]
-    assert sorted(output[0] for output in outputs) == ["False", "True"]
-    assert {output[1] for output in outputs} == {"big.bin is being copied by another run: waiting for that"}
+    assert sorted(output[-1] for output in outputs) == ["False", "True"]
+    assert waiting == ["big.bin is being copied by another run: waiting for that\n"] * 2
     assert target.read_bytes() == big.read_bytes()
 
 
@@ -308,6 +345,7 @@ def test_a_model(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> 
     assert (result["sha256"], result["architecture"], result["changed"]) == (expected, "qwen35moe", True)
     assert file.read_bytes() == source.read_bytes()
     stamp = json.loads(file.with_name("tiny.gguf.stamp").read_text())
+    assert stamp.pop("summary")["architecture"] == "qwen35moe"
     now, was = file.stat(), source.stat()
     assert stamp == {
         "size": now.st_size, "mtime_ns": now.st_mtime_ns, "inode": now.st_ino, "sha256": expected,

@@ -22,7 +22,7 @@ NAMES = [f"{'wsl' if w else 'linux'}-{'loopback' if lo else 'open'}-{'locked' if
 
 
 def unit(wsl: bool, loopback: bool, lock_memory: bool, current: str = layout.CURRENT) -> str:
-    given = {"wsl": wsl, "loopback": loopback, "lock_memory": lock_memory}
+    given = {"wsl": wsl, "loopback": loopback, "lock_memory": lock_memory, "memory_max": "9G" if lock_memory else None}
     return render("llama-server.service.j2", current=current, unit=layout.UNIT, user=layout.USER, **given)
 
 

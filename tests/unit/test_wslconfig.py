@@ -12,15 +12,15 @@ import pytest
 from wsllama.domain.wslconfig import Kind, advise, edit, find, lint, look_alikes, parse
 from wsllama.domain.wslconfig.keys import KEYS
 
-DATA = Path(__file__).parents[1] / "data" / "wslconfig"
+DATA = Path(__file__).parents[1] / "data"
 KINDS: tuple[Kind, ...] = ("wslconfig", "wslconf")
-FIXTURES = json.loads((DATA / "index.json").read_text())
+FIXTURES = [one for one in json.loads((DATA / "fixtures" / "index.json").read_text()) if one["kind"] in KINDS]
 SERVICE = b"[wsl2]\nvmIdleTimeout=-1\n[general]\ninstanceIdleTimeout=-1\n"
 
 
 @pytest.mark.parametrize(("kind", "count"), [("wslconfig", 974), ("wslconf", 301)])
 def test_every_vector_of_microsofts_parser(kind: Kind, count: int) -> None:
-    vectors = json.loads((DATA / f"{kind}_vectors.json").read_text())
+    vectors = json.loads((DATA / "wslconfig" / f"{kind}_vectors.json").read_text())
     wrong = []
     for vector in vectors:
         got = parse(base64.b64decode(vector["input_b64"]), kind)
@@ -32,9 +32,9 @@ def test_every_vector_of_microsofts_parser(kind: Kind, count: int) -> None:
 
 @pytest.mark.parametrize("fixture", FIXTURES, ids=[fixture["file"] for fixture in FIXTURES])
 def test_every_recorded_file(fixture: dict[str, Any]) -> None:
-    data = (DATA / fixture["file"]).read_bytes()
+    data = (DATA / "fixtures" / fixture["file"]).read_bytes()
     found = lint(data, fixture["kind"], fixture.get("path", fixture["file"]))
-    assert sorted({finding.id for finding in found}) == fixture["findings"]
+    assert sorted({finding.id for finding in found}) == fixture["expect"]["findings"]
     lines = data.count(b"\n") + 1
     assert all(finding.line is None or 1 <= finding.line <= lines for finding in found)
     assert all(finding.text.endswith(".") and finding.fix for finding in found)
@@ -269,7 +269,7 @@ def test_a11_an_orphan_stays_and_the_key_is_written_below_its_section() -> None:
 def test_a14_the_idle_keys_go_into_their_own_sections() -> None:
     wanted = {"wsl2.vmIdleTimeout": -1, "general.instanceIdleTimeout": -1}
     assert _after(None, wanted) == b"[wsl2]\nvmIdleTimeout=-1\n\n[general]\ninstanceIdleTimeout=-1\n"
-    swapped = (DATA / "wslconfig" / "idle-keys-swapped.wslconfig").read_bytes()
+    swapped = (DATA / "fixtures" / "wslconfig" / "idle-keys-swapped.wslconfig").read_bytes()
     assert "idle_keys_missing_for_service" not in {f.id for f in lint(_after(swapped, wanted), "wslconfig")}
 
 

@@ -168,10 +168,10 @@ def cases(*only: Kind) -> st.SearchStrategy[tuple[Kind, bytes, dict[str, Any]]]:
 
 
 def _property(strategy: st.SearchStrategy[Any]) -> Callable[[Callable[[Any], None]], Any]:
-    """A test of one property: 300 examples in the plain suite, 10,000 more in the full one."""
+    """A test of one property: 100 examples in the plain suite, 10,000 more in the full one."""
 
     def decorate(check: Callable[[Any], None]) -> Any:
-        @pytest.mark.parametrize("examples", [300, pytest.param(10_000, marks=pytest.mark.full)])
+        @pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.full)])
         def test(examples: int) -> None:
             quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much]
             settings(max_examples=examples, deadline=None, database=None, suppress_health_check=quiet)(given(strategy)(check))()

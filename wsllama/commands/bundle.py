@@ -24,7 +24,9 @@ Exit codes: 0 the bundle is whole, 1 it could not be made, 2 settings are wrong,
 def bundle(
     inventory: Inventory,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the bundle: new, empty, or an earlier bundle.")],
-    with_model: Annotated[bool, typer.Option("--with-model", help="With the model that the settings name.")] = False,
+    with_model: Annotated[
+        bool, typer.Option("--with-model", help="With the model that the settings name; one of the lock is downloaded.")
+    ] = False,
     limit: Limit = None,
     as_json: Json = False,
 ) -> None:

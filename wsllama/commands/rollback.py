@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from wsllama.commands.common import Inventory, Json, Limit, connected, end
+from wsllama.commands.common import Inventory, Json, Limit, connected, each, end
 
 EPILOG = """\b
 Examples:
-  wsllama rollback inventory                      the newest accepted release before the current one
+  wsllama rollback inventory                      the accepted release before the current one
   wsllama rollback inventory --limit desk-1 --to 3
 
 The next deploy serves what the settings say again: change them first, if the release is to stay.
@@ -30,21 +30,10 @@ def rollback(
     Build, model, settings and unit are switched together and asked as a deploy asks; a release that does not answer gives
     way to the one that served before.
     """
-    done: dict[str, Any] = {}
-    failed: dict[str, str] = {}
     with connected(inventory, limit, as_json) as fleet:
-        import gevent
-
         from wsllama import releases
-        from wsllama.remote import RemoteError
 
-        def one(host: Any) -> None:
-            try:
-                done[host.name] = releases.roll_back(fleet, host, to)
-            except RemoteError as e:
-                failed[host.name] = str(e)
-
-        gevent.joinall([gevent.spawn(one, host) for host in fleet.hosts], raise_error=True)
+        done, failed = each(fleet, lambda host: releases.roll_back(fleet, host, to))
     if as_json:
         typer.echo(json.dumps({"done": done, "failed": failed, "unreachable": fleet.unreachable}))
     else:

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from wsllama import lock
 from wsllama.domain.toolkit import NEAREST, Choice, choose
+from wsllama.settings import LOCK
 
 REFUSED = 2
 EPILOG = """\b
@@ -34,7 +36,8 @@ def toolkit(
     Says what to install and how llama.cpp is configured, or what conflicts and the nearest that works. Asks no host.
     """
     capabilities = [part.strip() for value in compute for part in value.split(",") if part.strip()]
-    choice = choose(distro, driver, capabilities, cuda, provider, allow_miscompiling=allow_miscompiling)
+    pinned = lock.load(LOCK).cuda.apt.packages
+    choice = choose(distro, driver, capabilities, cuda, provider, allow_miscompiling=allow_miscompiling, pinned=pinned)
     if as_json:
         typer.echo(json.dumps(dataclasses.asdict(choice)))
     else:

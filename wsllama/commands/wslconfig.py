@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from wsllama.commands.common import FAILED, Json, refuse
-from wsllama.domain.wslconfig import FILES, Finding, Key, Kind, advise, edit, find, lint, look_alikes, parse
+from wsllama.domain.wslconfig import FILES, UNSOUND, Finding, Key, Kind, advise, edit, find, lint, look_alikes, parse
 
 app = typer.Typer(no_args_is_help=True, short_help="Read, check and change .wslconfig and wsl.conf.", rich_markup_mode=None)
 
@@ -116,7 +116,10 @@ def _pair(kind: Kind, text: str) -> tuple[str, Any]:
     if not sign:
         raise ValueError(f"--set {text}: NAME=VALUE is wanted, as in wsl2.memory=48GB")
     key = find(kind, name.strip())
-    return name.strip(), _value(key, value) if key else value
+    wanted = _value(key, value) if key else value
+    if key and wanted is True and key.name in UNSOUND:
+        raise ValueError(f"--set {text}: {UNSOUND[key.name]}")
+    return name.strip(), wanted
 
 
 def _value(key: Key, text: str) -> Any:

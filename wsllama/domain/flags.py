@@ -331,6 +331,8 @@ def _needless(flag: str, values: Sequence[str], help: Help) -> str:
     """Why the build does the same without this option; '' when it doesn't."""
     if flag in _NEEDLESS:
         return _NEEDLESS[flag]
+    if flag == "--fit" and values == ("off",):
+        return "it fits nothing to the memory by itself"
     if flag == "--reasoning-budget" and values == ("-1",):
         return "thinking has no limit in it"
     if values:

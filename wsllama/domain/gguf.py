@@ -5,7 +5,9 @@ as text, on a host. The layout is the one of `docs/gguf.md` in ggml; the table o
 `ggml-common.h` of llama.cpp at the project's pin.
 """
 
+import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -13,11 +15,16 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # llama.cpp refuses version 1, which had 32-bit counts
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
-# Real files have some 50 keys and 750 tensors. The bounds keep a hostile count from filling memory.
+# Real files have some 50 keys, 750 tensors and, with their vocabulary, a header of 11 MiB. The bounds keep a hostile count
+# from filling memory or time; a file's own size is none, because a file with holes may claim any.
+MAX_HEADER = 64 * 1024 * 1024
 MAX_KEYS = 65_536
-MAX_TENSORS = 1_000_000
+MAX_TENSORS = 65_536
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 MAX_NAME = 65_535
-MAX_TEXT = 16 * 1024 * 1024
+MAX_TEXT = 1024 * 1024
+MAX_TENSOR_NAME = 63  # GGML_MAX_NAME, which counts a closing zero
+MAX_TEXTS = 2 * 1024 * 1024  # of all lists together, each a turn; a real file has half a million
 MAX_LISTED = 64  # longer arrays (a vocabulary has 248 320 strings) are only counted
 CHUNK = 1024 * 1024
 
@@ -63,6 +70,12 @@ TENSOR_TYPES = {
 # value type number: struct format; 8 is a string, 9 an array
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
+
+SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf\Z", re.ASCII)  # llama_split_path
+MAX_SHARDS = 1000  # of 50 GB each; the key's type would allow 65 535
+BLOCK_TENSOR = re.compile(r"blk\.(\d{1,9})\.", re.ASCII)
+EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")  # LLM_FFN_EXPS_REGEX of common/common.h
+PARTS = {"token_embd": "embedding", "output": "output", "output_norm": "output"}
 
 NOT_GGUF = (
     (b"<!doctype", "an HTML page, so a server answered with a login or error page in place of the file"),
@@ -167,10 +180,73 @@ def check(stream: BinaryIO, size: int) -> Header:
     """
     header = read(stream, size)
     if size < header.expected_size:
-        raise GgufError(
-            f"it is cut off: it has {size} bytes where its header asks for {header.expected_size}; copy or download it again"
-        )
+        raise GgufError(cut_off(header, size))
     return header
+
+
+def not_gguf(head: bytes) -> str | None:
+    """What a file is that begins with these bytes, at least 9 of them, as a sentence; None when it may be a GGUF."""
+    return None if head.startswith(MAGIC) else f"it is not a GGUF but {_looks_like(head)}" if head else "it is empty, not a GGUF"
+
+
+def cut_off(header: Header, size: int) -> str:
+    """The sentence about a file of fewer bytes than its header asks for."""
+    return f"it is cut off: it has {size} bytes where its header asks for {header.expected_size}; copy or download it again"
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Bytes of a model's tensors by what they are for, without padding; `experts` and `dense` have one number a layer.
+
+    `experts` are what llama.cpp's --n-cpu-moe keeps in RAM; shared experts are dense. A layer for multi-token prediction
+    is no layer here but `mtp`. `output` is 0 when the embedding serves as output too.
+    """
+
+    experts: tuple[int, ...]
+    dense: tuple[int, ...]
+    embedding: int
+    output: int
+    mtp: int
+    other: int
+
+
+def classes(header: Header, tensors: Iterable[Tensor]) -> Classes:
+    """Bytes by class of the tensors of all of a model's files; `header` is the first file's.
+
+    Raises GgufError when the header claims more layers than llama.cpp takes, or none.
+    """
+    layers = layer_count(header)
+    sums = {"embedding": 0, "output": 0, "mtp": 0, "other": 0}
+    experts, dense = [0] * layers, [0] * layers
+    for tensor in tensors:
+        found = BLOCK_TENSOR.match(tensor.name)
+        if found and int(found[1]) < layers:
+            (experts if EXPERTS.search(tensor.name) else dense)[int(found[1])] += tensor.size
+        else:
+            part = "mtp" if found else PARTS.get(tensor.name.partition(".")[0], "other")
+            sums[part] += tensor.size
+    return Classes(tuple(experts), tuple(dense), **sums)
+
+
+def layer_count(header: Header) -> int:
+    """Layers without those for multi-token prediction. Raises GgufError when there are none, or more than llama.cpp takes."""
+    blocks, predicting = (whole(header, f"{header.architecture}.{key}") for key in ("block_count", "nextn_predict_layers"))
+    if not 0 < blocks <= MAX_LAYERS or not 0 <= predicting < blocks:
+        raise GgufError(f"its header is damaged: {blocks} blocks, of which {predicting} predict more tokens")
+    return blocks - predicting
+
+
+def whole(header: Header, key: str) -> int:
+    """A whole number of the header; 0 when it isn't there or is something else."""
+    return _whole(header.metadata.get(key))
+
+
+def shard_names(name: str) -> list[str]:
+    """File names of all shards of a split model, in order, from the name of one; just this name when it is none of a shard."""
+    found = SHARD.match(name)
+    if not found or not 0 < int(found[2]) <= int(found[3]) <= MAX_SHARDS:
+        return [name]
+    return [f"{found[1]}-{number:05d}-of-{found[3]}.gguf" for number in range(1, int(found[3]) + 1)]
 
 
 class _Source:
@@ -180,11 +256,11 @@ class _Source:
         self.stream, self.size = stream, size
         self.at = 0  # position in the file of the next byte that is handed out
         self.piece, self.next = b"", 0
+        self.texts = 0  # that lists had so far
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes; GgufError when the file ends before."""
-        if count > self.size - self.at:
-            raise self.cut()
+        """The next `count` bytes; GgufError when the file ends before, or when a header can't be that long."""
+        self.allow(count)
         if len(self.piece) - self.next < count:
             self.piece = self.piece[self.next :] + self._more(count - (len(self.piece) - self.next))
             self.next = 0
@@ -204,7 +280,14 @@ class _Source:
             got += len(piece)
         return b"".join(pieces)
 
+    def allow(self, count: int) -> None:
+        if count > self.size - self.at:
+            raise self.cut()
+        if self.at + count > MAX_HEADER:
+            raise GgufError(f"its header is damaged: it is longer than {MAX_HEADER // 2**20} MiB")
+
     def skip(self, count: int) -> None:
+        self.allow(count)
         while count:
             step = min(count, CHUNK)
             self.take(step)
@@ -267,6 +350,10 @@ def _value(source: _Source, key: str) -> Value:
     if length <= MAX_LISTED:
         return [_scalar(source, kind, key) for _ in range(length)]
     if kind == STRING:
+        source.allow(8 * length)  # before so many turns
+        source.texts += length
+        if source.texts > MAX_TEXTS:
+            raise GgufError(f"its header is damaged: the key {key!r} is a list of {length} texts")
         for _ in range(length):
             source.skip(source.number("Q"))
     elif kind in SCALARS:
@@ -287,7 +374,7 @@ def _scalar(source: _Source, kind: int, key: str) -> Scalar:
 
 
 def _tensor(source: _Source) -> Tensor:
-    name = source.text(MAX_NAME, "a tensor's name")
+    name = source.text(MAX_TENSOR_NAME, "a tensor's name")
     n_dimensions = source.number("I")
     if n_dimensions > MAX_DIMENSIONS:
         raise GgufError(f"its header is damaged: the tensor {name!r} has {n_dimensions} dimensions")

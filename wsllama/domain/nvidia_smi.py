@@ -19,6 +19,8 @@ class Gpu(NamedTuple):
     utilization_pct: int | None = None
     compute_cap: str | None = None  # "8.9"; only a query tells
     driver: str | None = None
+    power_w: float | None = None  # only a query for power.draw tells
+    temperature_c: int | None = None  # only a query for temperature.gpu
 
 
 class Reading(NamedTuple):
@@ -143,7 +145,16 @@ def _listing(text: str) -> tuple[list[Gpu], str | None, str | None]:
 
 
 _ALIASES = {"gpu_name": "name", "driver": "driver_version"}
-_KNOWN = {"name", "memory.total", "memory.used", "utilization.gpu", "compute_cap", "driver_version"}
+_KNOWN = {
+    "name",
+    "memory.total",
+    "memory.used",
+    "utilization.gpu",
+    "compute_cap",
+    "driver_version",
+    "power.draw",
+    "temperature.gpu",
+}
 
 
 def _columns(line: str) -> list[str]:
@@ -170,5 +181,7 @@ def _csv(text: str, command: str) -> tuple[list[Gpu], str | None, str | None]:
         total = _number(row.get("memory.total", ""))
         if total is not None:
             used, busy = _number(row.get("memory.used", "")), _number(row.get("utilization.gpu", ""))
-            gpus.append(Gpu(row.get("name", ""), total, used, busy, _version(row.get("compute_cap")), own))
+            watts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*W?", row.get("power.draw", ""))
+            power, heat = float(watts[1]) if watts else None, _number(row.get("temperature.gpu", ""))
+            gpus.append(Gpu(row.get("name", ""), total, used, busy, _version(row.get("compute_cap")), own, power, heat))
     return gpus, driver, None

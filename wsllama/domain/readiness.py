@@ -41,3 +41,16 @@ def space(need: Mapping[str, int], free: Mapping[str, int]) -> list[str]:
         for path, amount in need.items()
         if amount and amount + MARGIN > free[path]
     ]
+
+
+def windows_space(need: int, free: int | None) -> list[str]:
+    """What doesn't fit on the drive of Windows on which the distro's virtual disk grows: it has less than the guest believes.
+
+    need: bytes to be written in the guest; free: bytes that are free on the drive, None while that isn't known.
+    """
+    if free is None or not need or need + MARGIN <= free:
+        return []
+    return [
+        f"no disk space on the drive of Windows that holds the distro's disk: {need / 1e9:.1f} GB and {MARGIN / 1e9:.1f} GB of"
+        f" room are needed, {free / 1e9:.1f} GB are free; a full one makes the distro's disk read-only"
+    ]

@@ -6,12 +6,13 @@ import ipaddress
 from collections.abc import Sequence
 from typing import Any
 
-from wsllama.domain import flags
+from wsllama.domain import flags, spelling
 
 # Arguments that settings own (a second one would silently win), by each spelling of llama-server's --help at the pin.
 OWNED = {
     "--model": "model.path",
     "-m": "model.path",
+    **dict.fromkeys(("-mm", "--mmproj"), "model.mmproj"),
     "--alias": "model.alias",
     "-a": "model.alias",
     "--host": "server.host",
@@ -48,7 +49,10 @@ OWNED = {
     "--ctx-checkpoints": "server.ctx_checkpoints",
     "-ctxcp": "server.ctx_checkpoints",
     "--swa-checkpoints": "server.ctx_checkpoints",
+    **dict.fromkeys(("--reasoning", "-rea"), "server.reasoning"),
+    "--reasoning-format": "server.reasoning_format",
     "--reasoning-budget": "server.reasoning_budget",
+    "--reasoning-budget-message": "server.reasoning_budget_message",
     "--metrics": "server.metrics",
     "--slots": "server.slots",
     "--no-slots": "server.slots",
@@ -64,7 +68,17 @@ FORBIDDEN = {
     "--log-disable": "the deploy reads the log",
     "--log-file": "the log belongs into the journal",
     **dict.fromkeys(("--models-dir", "--models-preset"), _ONE_MODEL),
-    **dict.fromkeys(("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-dr", "--docker-repo"), _UNVERIFIED),
+    **dict.fromkeys(
+        ("-hf", "-hfr", "--hf-repo", "-mu", "--model-url", "-mmu", "--mmproj-url", "-dr", "--docker-repo"), _UNVERIFIED
+    ),
+}
+
+# The card of Qwen3.6-35B-A3B, "Using Qwen3.6 via the Chat Completions API": a set for each way of using the model. Its
+# repetition penalty of 1.0 is the program's default.
+SAMPLING = {
+    "thinking": {"--temp": "1.0", "--top-p": "0.95", "--top-k": "20", "--min-p": "0.0", "--presence-penalty": "1.5"},
+    "coding": {"--temp": "0.6", "--top-p": "0.95", "--top-k": "20", "--min-p": "0.0", "--presence-penalty": "0.0"},
+    "instruct": {"--temp": "0.7", "--top-p": "0.8", "--top-k": "20", "--min-p": "0.0", "--presence-penalty": "1.5"},
 }
 
 
@@ -87,6 +101,11 @@ def refused(extra: Sequence[str], allow_tools: bool = False) -> list[str]:
             out.append(f"extra_args may not hold {flag}: {FORBIDDEN[flag]}")
         elif (tool := flags.tool_flag(word)) and not allow_tools:
             out.append(f"extra_args may not hold {tool}: {flags.TOOLS_REASON}")
+        elif spelling.on_windows(file := word.partition("=")[2] if flag else word):
+            out.append(
+                f"extra_args may not hold {file}: a file on a drive of Windows can't be served from there, as mapping it fills"
+                " the memory: copy it into the distro"
+            )
     return out
 
 
@@ -95,7 +114,8 @@ def arguments(server: Any, alias: str, model_file: str, key_file: str) -> list[s
 
     server: the settings' `Server` topic; alias: id for clients; model_file, key_file: absolute paths on the host. `-np` alone
     divides the context by the slots (llama-context.cpp:292-307 at the pin), so `--kv-unified` stands beside it. -lv 4 makes
-    placement and buffer lines visible (common/log.cpp:529-540).
+    placement and buffer lines visible (common/log.cpp:529-540). With layers given, llama-server's own --fit would only warn that
+    it can't change them (common/fit.cpp:464,485), so it is off.
     """
     words = ["--model", model_file, "--alias", alias, "--host", server.host, "--port", str(server.port)]
     words += ["--ctx-size", str(server.ctx_size), "--parallel", str(server.parallel), "--kv-unified"]
@@ -108,8 +128,14 @@ def arguments(server: Any, alias: str, model_file: str, key_file: str) -> list[s
         ("--n-cpu-moe", server.n_cpu_moe),
     ):
         words += [] if value is None else [flag, str(value)]
+    given = server.n_gpu_layers is not None and server.n_cpu_moe is not None and not {"--fit", "-fit"} & {*server.extra_args}
+    words += ["--fit", "off"] if given else []
     words += ["--load-mode", server.load_mode, "--cache-ram", str(server.cache_ram)]
     words += ["--ctx-checkpoints", str(server.ctx_checkpoints), "--reasoning-budget", str(server.reasoning_budget)]
+    words += [word for pair in SAMPLING.get(server.sampling, {}).items() for word in pair]
+    words += [] if server.reasoning == "auto" else ["--reasoning", server.reasoning]
+    words += [] if server.reasoning_format == "auto" else ["--reasoning-format", server.reasoning_format]
+    words += ["--reasoning-budget-message", server.reasoning_budget_message] if server.reasoning_budget_message else []
     words += ["--metrics"] if server.metrics else []
     words += ["--slots" if server.slots else "--no-slots"]
     words += ["--api-key-file", key_file] if server.api_key else []

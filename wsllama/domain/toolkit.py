@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
@@ -71,8 +71,9 @@ OLDEST_CAPABILITY = {12: (5, 0), 13: (7, 5)}
 # NVIDIA's packages on the Python index that make up a compiler; their -cu12 kin carry no nvcc.
 WHEELS = ("nvidia-cublas", "nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
 
-# Compiler, runtime and cuBLAS: gigabytes less than cuda-toolkit-X-Y, and no driver is among what they depend on.
-APT = ("cuda-compiler-{}", "cuda-cudart-dev-{}", "libcublas-dev-{}")
+# Compiler, runtime and cuBLAS: gigabytes less than cuda-toolkit-X-Y, and no driver is among what they depend on. Of a release
+# without pins; those of one that has some name what these depend on as well.
+APT = ("cuda-nvcc-{}", "cuda-cudart-dev-{}", "libcublas-dev-{}")
 
 FA_QUANTS = "q4_0-q4_0;q8_0-q8_0;f16-f16;bf16-bf16"
 """Pairs of K and V types that flash attention is compiled for; llama.cpp's default, named so that a build can't drift."""
@@ -119,6 +120,7 @@ def choose(
     allow_miscompiling: bool = False,
     suffix: Suffix = "",
     build_number: int | None = None,
+    pinned: Mapping[str, Collection[str]] | None = None,
 ) -> Choice:
     """Choose a toolkit, or say why there is none.
 
@@ -126,6 +128,7 @@ def choose(
     of the device manager; None where it isn't known, for example on a machine that only builds. compute: capabilities of all
     GPUs that the build is for, "8.9". cuda: major.minor that is asked for. provider: apt unless wheels are asked for.
     allow_miscompiling: let 13.2 pass, with less optimisation. suffix: of each architecture. build_number: of the llama.cpp pin.
+    pinned: release -> packages of apt that a lock has exact versions of.
     """
     number = _driver(driver) if driver is not None else None
     wanted = ".".join(cuda.split(".")[:2]) if cuda else None
@@ -140,7 +143,13 @@ def choose(
         best = tried if wanted else [_fewest(host, [c for c in PREFERRED if c.startswith(m)], kind) for m in ("13.", "12.")]
         sentences = [s for c in best for s in conflicts(host, c, kind, allow_miscompiling)]
         return _refusal(sentences, _nearest(host, wanted, kind), host)
-    return _choice(host, found, kind, suffix, build_number, asked=wanted is not None)
+    packages = WHEELS if kind == "wheels" else apt_packages(found, pinned or {})
+    return _choice(host, found, kind, suffix, build_number, packages, asked=wanted is not None)
+
+
+def apt_packages(cuda: str, pinned: Mapping[str, Collection[str]]) -> tuple[str, ...]:
+    """The packages of a release: those that are pinned, else by their names. pinned: as for `choose`."""
+    return tuple(pinned.get(cuda) or (name.format(cuda.replace(".", "-")) for name in APT))
 
 
 def architecture(capability: str, suffix: Suffix = "") -> str:
@@ -205,7 +214,9 @@ def conflicts(host: _Host, cuda: str, provider: Provider, allow_miscompiling: bo
     return out
 
 
-def _choice(host: _Host, cuda: str, provider: Provider, suffix: Suffix, build_number: int | None, asked: bool) -> Choice:
+def _choice(
+    host: _Host, cuda: str, provider: Provider, suffix: Suffix, build_number: int | None, packages: tuple[str, ...], asked: bool
+) -> Choice:
     gcc = _gcc(host.distro)
     architectures = tuple(architecture(c, suffix) for c in host.compute)
     root = f"/usr/local/cuda-{cuda}" if provider == "apt" else None
@@ -226,7 +237,6 @@ def _choice(host: _Host, cuda: str, provider: Provider, suffix: Suffix, build_nu
         cmake["CMAKE_CUDA_FLAGS"] = MISCOMPILES[cuda]
     if build_number is not None and build_number < _WITHOUT_CURL:
         cmake["LLAMA_CURL"] = "OFF"
-    packages = WHEELS if provider == "wheels" else tuple(name.format(cuda.replace(".", "-")) for name in APT)
     return Choice(
         ok=True,
         cuda=cuda,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from typing import Any
 
@@ -70,7 +71,8 @@ def together(*several: Looks) -> Looks:
 def register(looks: Looks) -> None:
     """Say what will be looked at."""
     for facet, keys in looks.items():
-        memo().wanted.setdefault(facet, {}).update(keys)
+        known = memo().wanted.setdefault(facet, {})
+        known.update({key: hint for key, hint in keys.items() if hint is not None or key not in known})
 
 
 def see(looks: Looks) -> Looks:
@@ -94,6 +96,8 @@ def see(looks: Looks) -> Looks:
 
 def _unseen(lines: list[str]) -> str:
     text = " | ".join(lines) or "no answer"
+    if re.search(r"incorrect (password|authentication) attempt", text):  # sudo's words, and those of Ubuntu's sudo-rs
+        return f"sudo did not take the password: give the right one of this user, by _sudo_password or when asked ({text})"
     if "sudo: " in text and "password" in text:
         return _NO_PASSWORD
     if any(said in text for said in ("is not allowed to", "not in the sudoers", "may not run sudo")):

@@ -202,9 +202,9 @@ def main(argument: dict[str, Any]) -> None:
         def result(sha256: str, changed: bool) -> dict[str, Any]:
             return {"ok": True, "changed": changed, "build_id": name, "sha256": sha256, "size": size}
 
-        def installed() -> tuple[str, dict[str, Any]] | None:
+        def installed() -> receive.There:
             if build.whole(os.path.join(builds, name), name):
-                return argument["sha256"], result(argument["sha256"], False)
+                return argument["sha256"], lambda: result(argument["sha256"], False)
             need_room(builds, name, size + argument["unpacked"])
             return None
 

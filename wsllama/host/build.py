@@ -20,12 +20,11 @@ import subprocess
 import sys
 import tarfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 BUILDS = "/opt/wsllama/builds"
 WORK = "/var/cache/wsllama/build"
-WORK_BYTES = 1_000_000_000  # source, objects, result and what a compiler cache grows by took 0.15 GB; the rest is room
-CUDA_WORK_BYTES = 4_000_000_000  # objects of several architectures, nvcc's own files, and cublas, which is copied
 CUDA_LIBRARIES = ("libcudart", "libcublas", "libcublasLt")  # what a CUDA build needs of its toolkit to run
 WSL_LIB = "/usr/lib/wsl/lib"
 # Of a shell, of gcc and of nvcc whose child was killed.
@@ -40,9 +39,10 @@ def main(argument: dict[str, Any]) -> None:
     """Make the build `build_id` unless it is there; the last line is {"build_id", "changed", "version", "seconds"}.
 
     argument: build_id; source {"kind": "tar", "path", "sha256"} or {"kind": "git", "url", "commit", "tree" or null};
-    commit (full hash); options (of cmake); targets; jobs; inputs (kept in build.json); ccache_dir; environment (added
-    to the own one: proxies and the like). For CUDA also toolkit {"root": its folder, "release": like "13.0"}, and
-    require_gpu: fail where the programs see no GPU. builds and work are other folders than the usual ones, for tests.
+    commit (full hash); options (of cmake); targets; jobs; work_bytes (what it takes while it runs: has to be free); inputs
+    (kept in build.json); ccache_dir; environment (added to the own one: proxies and the like). For CUDA also toolkit
+    {"root": its folder, "release": like "13.0"}, and require_gpu: fail where the programs see no GPU. builds and work are
+    other folders than the usual ones, for tests.
     """
     try:
         print(json.dumps(build(argument)), flush=True)
@@ -66,9 +66,10 @@ def build(a: dict[str, Any]) -> dict[str, Any]:
         if record:
             return {"build_id": a["build_id"], "changed": False, "version": record["version"], "seconds": 0}
         clear(work, builds)  # also what a run that was killed has left
-        check_space(CUDA_WORK_BYTES if a.get("toolkit") else WORK_BYTES, work, builds)
+        check_space(a["work_bytes"], work, builds)
         try:
             unpack(a["source"], work, a["environment"])
+            check_source(os.path.join(work, "src"), a["commit"])
             compile_(a, work)
             collect(os.path.join(work, "out"), partial, a)
             clear(work)  # before the programs are tried: they must not need it
@@ -161,6 +162,37 @@ def unpack(source: dict[str, Any], work: str, environment: dict[str, str]) -> No
                 tar.extract(member, src, set_attrs=True, numeric_owner=True)
     except (tarfile.TarError, EOFError) as e:
         raise BuildError(f"{source['path']} cannot be unpacked ({e}); send it again") from e
+
+
+# Qwen3.6 landed with PR 19435, was taken out again by 19453 (9 February 2026) and landed with its own pre-tokenizer by 19468.
+KNOWN_BY = {"src/llama-arch.cpp": '"qwen35moe"', "src/llama-vocab.cpp": '"qwen35"'}
+
+
+def check_source(src: str, commit: str) -> None:
+    """That it can load the model. Raises BuildError: before minutes of compiling, and long before the service is touched."""
+
+    def text_of(name: str) -> "str | None":
+        path = os.path.join(src, name)
+        if not os.path.exists(path):
+            return None
+        with open(path, encoding="utf-8", errors="replace") as f:
+            return f.read()
+
+    why = too_old(commit, text_of)
+    if why:
+        raise BuildError(why)
+
+
+def too_old(commit: str, text_of: Callable[[str], "str | None"]) -> "str | None":
+    """Why a build of this source could not load the model, a sentence. text_of: a file of it, None for one that it hasn't."""
+    for name, word in KNOWN_BY.items():
+        text = text_of(name)
+        if text is not None and word not in text:
+            return (
+                f"commit {commit} does not know Qwen3.6 ({name} lacks {word}): it needs one after llama.cpp's PR 19468 of"
+                " February 2026, such as that of wsllama.lock"
+            )
+    return None
 
 
 def fetch_commit(source: dict[str, Any], src: str, environment: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 `models`, `builds` and `releases` judge by cheap looks (stat against a record that was made when the bytes were verified).
 """
 
+import fcntl
 import glob
 import grp
 import hashlib
@@ -14,8 +15,11 @@ import re
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from wsllama.domain import spelling
 
 Facet = dict[str, Any]
 
@@ -81,13 +85,40 @@ def originals(paths: Iterable[str]) -> Facet:
     """Files that are copied from: what tells that one is the same still, links followed."""
     out: Facet = dict.fromkeys(paths)
     for path in paths:
+        here, why = located(path)
         try:
-            s = os.stat(path)
+            s = os.stat(here)
         except OSError:
+            out[path] = {"why": why} if why else None
             continue
         if stat.S_ISREG(s.st_mode):
-            out[path] = {"path": os.path.realpath(path), "size": s.st_size, "mtime_ns": s.st_mtime_ns, "inode": s.st_ino}
+            out[path] = {"path": os.path.realpath(here), "size": s.st_size, "mtime_ns": s.st_mtime_ns, "inode": s.st_ino}
     return out
+
+
+def located(path: str) -> tuple[str, str]:
+    """Where a path that may be spelled as Windows does is here, and why it can't be read, if it can't."""
+    if not spelling.is_windows(path):
+        return path, ""
+    from wsllama.host import interop  # compiled only where it is asked for
+
+    here = interop.find()
+    return spelling.linux(path, here.drives if here else {}, dict(_shares()))
+
+
+def _shares() -> Iterator[tuple[str, str]]:
+    for line in _text("/proc/mounts").splitlines():
+        device, point = (re.sub(r"\\([0-7]{3})", lambda o: chr(int(o[1], 8)), word) for word in line.split()[:2])
+        if device.startswith(("//", "\\\\")):
+            yield device, point
+
+
+def readable(path: str) -> str:
+    """The same for a program that has to read it. Raises SystemExit."""
+    here, why = located(path)
+    if why:
+        raise SystemExit(why)
+    return here
 
 
 def packages(names: Iterable[str]) -> Facet:
@@ -233,8 +264,52 @@ def _build(folder: str) -> dict[str, Any] | None:
 
 
 def models(roots: Iterable[str]) -> Facet:
-    """Folder/file -> its stamp, and whether the file is still the one that was verified. Nothing without a whole stamp."""
+    """Folder/file -> its stamp, and whether the file is still the one that was verified. Nothing without a whole stamp.
+
+    awaited_s: seconds since a run installed it that has not switched to it yet; None when it has.
+    """
     return {root: dict(_models(root)) for root in roots}
+
+
+def incoming(roots: Iterable[str]) -> Facet:
+    """Each file that wsllama/host/model.py has begun below a root, or that waits for the rest of its model."""
+    out: Facet = {}
+    for root in roots:
+        folder = os.path.join(root, ".incoming")
+        names = [n for n in os.listdir(folder) if n.endswith((".part", ".whole"))] if os.path.isdir(folder) else []
+        seen = {name: _unfinished(folder, name) for name in sorted(names)}
+        out[root] = {name: file for name, file in seen.items() if file}
+    return out
+
+
+def _unfinished(folder: str, name: str) -> dict[str, Any] | None:
+    """Bytes of a file, seconds since it was written to, and whether a run is at it; None when one has just renamed it."""
+    try:
+        s = os.stat(os.path.join(folder, name))
+    except OSError:
+        return None
+    return {"size": s.st_size, "age_s": _age(s), "busy": _locked(lock_of(os.path.join(folder, name)))}
+
+
+def lock_of(path: str) -> str:
+    """The lock that who writes an unfinished file holds (wsllama/host/receive.py)."""
+    return re.sub(r"-(\d+\.part|[0-9a-f]{64}\.whole)$", "", path) + ".lock"
+
+
+def _locked(path: str) -> bool:
+    try:
+        with open(path, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _age(s: os.stat_result) -> int:
+    """Seconds since a file was written to."""
+    return int(time.time() - s.st_mtime)
 
 
 def _models(root: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -243,12 +318,38 @@ def _models(root: str) -> Iterator[tuple[str, dict[str, Any]]]:
             path = os.path.join(root, folder, name)
             stamp = _json(path) if name.endswith(".stamp") else None
             if isinstance(stamp, dict) and {"size", "mtime_ns", "inode", "sha256", "source"} <= set(stamp):
-                record = {"size": stamp["size"], "mtime_ns": stamp["mtime_ns"], "ino": stamp["inode"]}
-                yield f"{folder}/{name[: -len('.stamp')]}", dict(stamp, intact=_same(path[: -len(".stamp")], record))
+                seen = {**stamp, **_as_stamped(path[: -len(".stamp")], stamp), "awaited_s": _awaited(os.path.join(root, folder))}
+                yield f"{folder}/{name[: -len('.stamp')]}", seen
+
+
+def _awaited(folder: str) -> int | None:
+    try:
+        return _age(os.stat(os.path.join(folder, ".awaited")))
+    except FileNotFoundError:
+        return None
+
+
+def _as_stamped(path: str, stamp: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether a file is still the one that was verified, and who may read it: one look, no byte of it."""
+    try:
+        s = os.stat(path)
+    except OSError:
+        return {"intact": False, "mode": None, "user": None, "group": None}
+    return {
+        "intact": (s.st_size, s.st_mtime_ns, s.st_ino) == (stamp["size"], stamp["mtime_ns"], stamp["inode"]),
+        "mode": format(stat.S_IMODE(s.st_mode), "o"),
+        "user": _name(pwd.getpwuid, s.st_uid),
+        "group": _name(grp.getgrgid, s.st_gid),
+    }
 
 
 # What a release tells of itself.
 RECORDED = ("digest", "model", "server", "gpu", "build")
+
+
+def _number(name: str) -> bool:
+    """Whether it is a number as releases have it: str.isdigit is also true of a superscript two, which int refuses."""
+    return re.fullmatch(r"[1-9][0-9]*", name) is not None
 
 
 def releases(roots: Iterable[str]) -> Facet:
@@ -257,13 +358,14 @@ def releases(roots: Iterable[str]) -> Facet:
     for root in roots:
         folder, found = os.path.join(root, "releases"), {}
         for entry in os.listdir(folder) if os.path.isdir(folder) else ():
-            record = _json(os.path.join(folder, entry, "release.json")) if entry.isdigit() else None
+            record = _json(os.path.join(folder, entry, "release.json")) if _number(entry) else None
             if record and _whole(os.path.join(folder, entry), record):
                 accepted = os.path.exists(os.path.join(folder, entry, "baseline.json"))
-                found[entry] = {"accepted": accepted, **{key: record[key] for key in RECORDED}}
+                told = {**{key: record[key] for key in RECORDED}, "plan": record.get("plan"), "stage": record.get("stage")}
+                found[entry] = {"accepted": accepted, **told, "final": record.get("final", True)}
         out[root] = {
             "numbers": found,
-            "highest": max([int(e) for e in os.listdir(folder) if e.isdigit()] or [0]) if os.path.isdir(folder) else 0,
+            "highest": max([int(e) for e in os.listdir(folder) if _number(e)] or [0]) if os.path.isdir(folder) else 0,
         }
         for link in ("current", "last-good"):
             try:
@@ -271,6 +373,16 @@ def releases(roots: Iterable[str]) -> Facet:
             except OSError:
                 target = ""
             out[root][link] = target[len("releases/") :] if target.startswith("releases/") else None
+    return out
+
+
+def buffers(units: Iterable[str]) -> Facet:
+    """Lines about buffers in the log of what a unit runs now: NVIDIA's tools tell no process's memory in WSL."""
+    out: Facet = {}
+    for unit, now in globals()["units"](list(units)).items():
+        which = f"_SYSTEMD_INVOCATION_ID={now.get('InvocationID')}"
+        text = _said(["journalctl", "-q", "-o", "cat", "--no-pager", which], 60)[1] if now.get("ActiveState") == "active" else ""
+        out[unit] = "\n".join(line for line in text.splitlines() if " buffer size = " in line)
     return out
 
 
@@ -347,6 +459,27 @@ def guest(keys: Iterable[str]) -> Facet:
         "gpu_enabled": enabled[1].lower() == "true" if enabled else None,
     }
     return {key: found[key] for key in keys}
+
+
+def windows(keys: Mapping[str, Mapping[str, Any]]) -> Facet:
+    """The Windows side of a WSL distro. What looks at it is only read where it is asked for (wsllama/program.py)."""
+    from wsllama.host.windows import side
+
+    return {key: side(hint) for key, hint in keys.items()}
+
+
+def keep_alive(keys: Mapping[str, Mapping[str, Any]]) -> Facet:
+    """What starts the distro with its Windows user's session."""
+    from wsllama.host import keep_alive as kept
+
+    return kept.facet(keys)
+
+
+def exposure(keys: Mapping[str, Mapping[str, Any]]) -> Facet:
+    """Rules of Windows that let other machines in."""
+    from wsllama.host import windows_side
+
+    return windows_side.facet(keys)
 
 
 def _whole(folder: str, record: Mapping[str, Any]) -> bool:

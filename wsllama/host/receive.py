@@ -35,7 +35,8 @@ QUIET_S, LONGEST_QUIET_S, STEP = 5, 30, 0.05  # a line of progress after 5 s and
 
 Job = dict[str, Any]
 Read = Callable[[int], bytes]
-Installed = Callable[[], "tuple[str, dict[str, Any]] | None"]
+There = tuple[str, Callable[[], dict[str, Any]]] | None
+Installed = Callable[[], There]
 Place = Callable[[str, str], "dict[str, Any]"]
 
 
@@ -175,7 +176,7 @@ def locked(job: Job) -> Iterator[None]:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say(f"{name} is being copied by another run: waiting for that")
+            stage(f"{name} is being copied by another run: waiting for that")
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -204,7 +205,7 @@ def from_stream(job: Job, installed: Installed, place: Place) -> dict[str, Any]:
     """Take the file from stdin, in the talk that the module describes.
 
     - job: name, size in bytes, sha256 or None, incoming (folder of partial files)
-    - installed: gives the sha256 and the result of a file of that name and size that is already in place
+    - installed: gives the sha256 of a file of that name and size that is in place already, and what gives the result for it
     - place: puts a verified partial file into place, given its path and sha256, and gives the result
 
     Raises SystemExit with a sentence.
@@ -213,10 +214,10 @@ def from_stream(job: Job, installed: Installed, place: Place) -> dict[str, Any]:
     with locked(job):
         there = installed()
         if there and job["sha256"] == there[0]:
-            return there[1]
+            return there[1]()
         if there and offered(job["size"], lambda: there[0]):
             heard()  # the sender ends its part of the talk the same way in every case
-            return there[1]
+            return there[1]()
         part = Part(job["incoming"], job["name"], job["size"])
         need_room(job, part)
         if there:
@@ -230,19 +231,20 @@ def from_stream(job: Job, installed: Installed, place: Place) -> dict[str, Any]:
 
 
 def from_path(job: Job, path: str, installed: Installed, place: Place) -> dict[str, Any]:
-    """Take the file from a path on the host; the rest as `from_stream`."""
+    """Take the file from a path on the host; the rest as `from_stream`.
+
+    Without a sha256 in the job a partial file is gone on with when the file at the path begins with the same bytes.
+    """
     with open(path, "rb", buffering=0) as source, locked(job):
         before = os.fstat(source.fileno())
         there = installed()
         if there and not job["sha256"]:
-            say(f"{path}: read to compare it with {job['name']} as it is installed")
+            stage(f"{path}: read to compare it with {job['name']} as it is installed")
         if there and there[0] == (job["sha256"] or file_sha256(source.fileno())):
-            return there[1]
-        part = Part(job["incoming"], job["name"], job["size"])
-        part.restart()
-        need_room(job, part)
-        os.lseek(source.fileno(), 0, os.SEEK_SET)
-        progress = Progress(f"copy of {job['name']}", job["size"], 0, say)
+            return there[1]()
+        part = resumed(job, lambda count: file_sha256(source.fileno(), count))
+        os.lseek(source.fileno(), part.have, os.SEEK_SET)
+        progress = Progress(f"copy of {job['name']}", job["size"], part.have, stage)
 
         def dropped(done: int) -> None:
             os.posix_fadvise(source.fileno(), 0, done, os.POSIX_FADV_DONTNEED)
@@ -258,21 +260,66 @@ def from_path(job: Job, path: str, installed: Installed, place: Place) -> dict[s
         return place(part.path, part.verified(path, job["sha256"]))
 
 
+def from_source(job: Job, content: Callable[[int], Iterator[bytes]], installed: Installed, place: Place) -> dict[str, Any]:
+    """Take the file from elsewhere. content: gives its bytes from an offset on; the rest as `from_stream`."""
+    with locked(job):
+        there = installed()
+        if there and there[0] == job["sha256"]:
+            return there[1]()
+        part = resumed(job)
+        progress = Progress(f"download of {job['name']}", job["size"], part.have, stage)
+        pieces = content(part.have) if part.have < job["size"] else iter(())
+
+        def read(count: int) -> bytes:
+            progress.at(part.have)
+            return next(pieces, b"")[:count]
+
+        part.fill(read)
+        progress.end()
+        return place(part.path, part.verified(job["name"], job["sha256"]))
+
+
+def resumed(job: Job, begins: Callable[[int], str] | None = None) -> Part:
+    """The partial file of a job, with what is there of it when that can be right.
+
+    Whether it was is told by the sum at the end; where that isn't known by `begins`, the sha256 of so many bytes of the source.
+    """
+    part = Part(job["incoming"], job["name"], job["size"])
+    there = part.hash_what_is_there() if part.have and (job["sha256"] or begins) else ""
+    if there and (job["sha256"] or (begins and begins(part.have) == there)):
+        stage(f"{job['name']} goes on after the {gib(part.have)} that are there")
+    else:
+        part.restart()
+    need_room(job, part)
+    return part
+
+
 def identity(of: os.stat_result) -> dict[str, int]:
     """What tells that a file is still the one that was hashed, without reading it."""
     return {"size": of.st_size, "mtime_ns": of.st_mtime_ns, "inode": of.st_ino}
 
 
-def file_sha256(fd: int) -> str:
-    digest = hashlib.sha256()
+def file_sha256(fd: int, count: int | None = None) -> str:
+    """Of a file's first `count` bytes, by default of all, which are dropped from the page cache as they are read."""
+    digest, done = hashlib.sha256(), 0
+    os.lseek(fd, 0, os.SEEK_SET)
     with hashing(digest) as feed:
-        for block in iter(lambda: os.read(fd, BLOCK), b""):
+        while block := os.read(fd, BLOCK if count is None else min(BLOCK, count - done)):
             feed(block)
+            done += len(block)
+            if done % DROP_EVERY < BLOCK:
+                os.posix_fadvise(fd, 0, done, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return digest.hexdigest()
 
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def stage(text: str) -> None:
+    """The same, marked for wsllama/host/follow.py, which passes on what is marked so."""
+    say(f"==> {text}")
 
 
 def tell(**what: Any) -> None:
@@ -336,7 +383,7 @@ def main(argument: dict[str, Any]) -> None:
         def result(sha256: str, changed: bool) -> dict[str, Any]:
             return {"ok": True, "changed": changed, "file": target, "sha256": sha256, "size": size}
 
-        def installed() -> tuple[str, dict[str, Any]] | None:
+        def installed() -> There:
             if not os.path.lexists(target):
                 return None
             if not stat.S_ISREG(os.lstat(target).st_mode):
@@ -345,7 +392,7 @@ def main(argument: dict[str, Any]) -> None:
                 if os.fstat(file.fileno()).st_size != size:
                     return None
                 found = file_sha256(file.fileno())
-            return found, result(found, False)
+            return found, lambda: result(found, False)
 
         def place(part: str, sha256: str) -> dict[str, Any]:
             os.chmod(part, argument.get("mode", 0o644))

@@ -9,10 +9,12 @@ Every step takes a lock and is a rename. Between the steps of one run another on
 undone and isn't taken for ours, the later run is told.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -109,6 +111,19 @@ def now(a: dict[str, Any]) -> str:
     return os.readlink(os.path.join(a["root"], "current"))[len("releases/") :]
 
 
+def forward(a: dict[str, Any]) -> None:
+    """Switch to a release whose build and model are there: another run may have removed them since this one looked."""
+    folder = os.path.join(a["root"], "releases", str(a["number"]))
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.islink(path) and not os.path.exists(path):
+            raise SystemExit(f"{os.readlink(path)} is gone, which release {a['number']} needs: another run removed it; {AGAIN}")
+    switch(a)
+    for name in ("model", "mmproj"):  # from now on they are needed, and not awaited any more
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(folder, name, ".awaited"))
+
+
 def switch(a: dict[str, Any]) -> None:
     """`current` names this release, and systemd knows its unit: another address or memory lock may need other directives."""
     with open(os.path.join(a["root"], "releases", str(a["number"]), "unit"), encoding="utf-8") as f:
@@ -156,31 +171,45 @@ def restart(unit: str) -> None:
 
 
 def accept(a: dict[str, Any]) -> None:
-    """Keep the record of the first acceptance, make this release the one to go back to, and start it at boot."""
+    """Keep the record of the first acceptance, make this release the one to go back to, and start it at boot.
+
+    One that is on the way to what is wanted serves less: it isn't gone back to in the place of one that was no stage on the way.
+    """
     if now(a) != str(a["number"]):
         raise SystemExit(f"release {a['number']} gave way to release {now(a)} of another run while it was asked; {AGAIN}")
-    folder = os.path.join(a["root"], "releases", str(a["number"]))
+    folder, good = os.path.join(a["root"], "releases", str(a["number"])), os.path.join(a["root"], "last-good")
     if a.get("baseline") is not None:
         put(os.path.join(folder, "baseline.json"), json.dumps(a["baseline"], indent=1, sort_keys=True) + "\n")
-    link(os.path.join(a["root"], "last-good"), "releases/{}".format(a["number"]))
+    if not (a.get("on_the_way") and final(good)):
+        link(good, "releases/{}".format(a["number"]))
     p = subprocess.run(["systemctl", "enable", "--quiet", a["unit"]], stderr=subprocess.PIPE, text=True)
     if p.returncode:
         raise SystemExit("{} can't be enabled at boot: {}".format(a["unit"], " ".join(p.stderr.split())))
     prune(a["root"], folder, a["keep"])
 
 
+def final(release: str) -> bool | None:
+    """Whether this release was the last stage of its settings; None when it isn't there or its record can't be read."""
+    try:
+        with open(os.path.join(release, "release.json"), encoding="utf-8") as f:
+            return bool(json.load(f).get("final", True))  # none of an earlier version of ours was a stage on the way
+    except (OSError, ValueError):
+        return None
+
+
 def prune(root: str, accepted: str, keep: int) -> None:
     """Remove releases, then the builds that no release needs.
 
-    What stays: the accepted one, which is `current` and `last-good` now, and of the others the newest `keep` that can be
-    rolled back to. What another run may be about to switch to stays as well: the newest release, and builds that are
-    younger than the accepted one.
+    What stays: the accepted one, which is `current` now, the one that `last-good` names, and of the others the newest `keep`
+    that can be rolled back to; stages on the way take no place of theirs, and as many of them stay. What another run may be
+    about to switch to stays as well: the newest release, and builds that are younger than the accepted one.
     """
     folder, builds = os.path.join(root, "releases"), os.path.join(root, "builds")
-    numbers = sorted((n for n in os.listdir(folder) if n.isdigit()), key=int, reverse=True)
-    kept = {numbers[0], os.path.basename(accepted)}
+    numbers = sorted((n for n in os.listdir(folder) if re.fullmatch("[1-9][0-9]*", n)), key=int, reverse=True)
+    kept = {numbers[0], os.path.basename(accepted), os.path.basename(os.readlink(os.path.join(root, "last-good")))}
     spare = [n for n in numbers if n not in kept and os.path.exists(os.path.join(folder, n, "baseline.json"))]
-    kept.update(spare[:keep])
+    on_the_way = [n for n in spare if final(os.path.join(folder, n)) is False]
+    kept.update([n for n in spare if n not in on_the_way][:keep], on_the_way[:keep])
     for number in set(numbers) - kept:
         shutil.rmtree(os.path.join(folder, number))
     needed = {os.path.realpath(os.path.join(folder, n, "build")) for n in kept}
@@ -191,27 +220,39 @@ def prune(root: str, accepted: str, keep: int) -> None:
 
 
 def back(a: dict[str, Any]) -> dict[str, Any]:
-    """Serve the last good release again, or nothing when there is none. What is accepted or another run's stays as it is."""
+    """Switch to the last good release, or stop when there is none. What is accepted or another run's stays as it is.
+
+    Returns {"serves": its number, "switched"}; what was switched to is started by `resume`, once it is known what is there.
+    """
     path = os.path.join(a["root"], "last-good")
     good = os.readlink(path)[len("releases/") :] if os.path.exists(path) else None
     if now(a) != str(a["number"]):
-        good = now(a)
-    elif good != now(a):
-        if os.path.exists(a["stamp"]):
-            os.unlink(a["stamp"])
-        if good:
-            switch({**a, "number": good})
-            restart(a["unit"])
-        else:
-            subprocess.run(["systemctl", "stop", a["unit"]], check=False)
-    return {"serves": good}
+        return {"serves": now(a), "switched": False}
+    if good == now(a):
+        return {"serves": good, "switched": False}
+    if os.path.exists(a["stamp"]):
+        os.unlink(a["stamp"])
+    if good:
+        switch({**a, "number": good})
+    else:
+        subprocess.run(["systemctl", "stop", a["unit"]], check=False)
+    return {"serves": good, "switched": good is not None}
+
+
+def resume(a: dict[str, Any]) -> None:
+    """Start what `back` switched to, and write down what that is, so that the next run need not start it again."""
+    if now(a) != str(a["number"]):
+        return  # another run's: it starts that itself
+    restart(a["unit"])
+    if a["digest"]:
+        put(a["stamp"], a["digest"] + "\n")
 
 
 def main(a: dict[str, Any]) -> None:
     try:
         with open(os.path.join(a["root"], ".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            done = {"make": make, "switch": switch, "start": start, "accept": accept, "back": back}[a["action"]](a)
-            print(json.dumps(done or {}))
+            actions = {"make": make, "switch": forward, "start": start, "accept": accept, "back": back, "resume": resume}
+            print(json.dumps(actions[a["action"]](a) or {}))
     except OSError as e:
         raise SystemExit(f"{e.filename2 or e.filename or a['root']}: {e.strerror or e}; mend that and run again") from None

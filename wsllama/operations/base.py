@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import gevent
@@ -33,9 +34,39 @@ def failed(state: Any, host: Any, text: str) -> bool:
     return False
 
 
-def tell(text: str) -> None:
-    """Say what differs, once: in the detection with --dry, else when it is done."""
-    host.log(text, log_func=logger.info)
+@dataclass
+class Notes:
+    """What a look ahead finds of one operation, instead of printing it; see wsllama/ahead.py.
+
+    + told: {"text", "of", "now", "wanted"} as `tell` has them
+    + diffs: lines of files as a unified diff
+    + refused, later: why the operation would fail, and what is not known before an earlier stage ran
+    """
+
+    told: list[dict[str, str]] = field(default_factory=list)
+    diffs: list[list[str]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    later: list[str] = field(default_factory=list)
+
+
+NOTES = "wsllama.notes"  # in a host's connector_data: the Notes of the look ahead that goes on
+
+
+def notes() -> Notes | None:
+    """The Notes of the look ahead that goes on, if one does."""
+    found: Notes | None = host.connector_data.get(NOTES)
+    return found
+
+
+def tell(text: str, of: str = "", now: str = "", wanted: str = "") -> None:
+    """Say what differs, once: in the detection with --dry, else when it is done.
+
+    of: the file, package or other thing that it is about; now, wanted: what is there and what should be, in words.
+    """
+    if ahead := notes():
+        ahead.told.append({"text": text, "of": of, "now": now, "wanted": wanted})
+    else:
+        host.log(text, log_func=logger.info)
 
 
 def fail(text: str) -> FunctionCommand:
@@ -62,15 +93,20 @@ def ask_host(name: str, argument: Any, note: str = "", show: bool = False) -> di
     return document
 
 
-def follow(name: str, argument: Any, *, key: str, limit_s: int) -> FunctionCommand:
+def follow(name: str, argument: Any, *, key: str, limit_s: int, environment: Mapping[str, str] | None = None) -> FunctionCommand:
     """A command that takes long: wsllama/host/<name>.py as a transient unit on the host, whose progress is shown.
 
     The unit outlives the run; a run that comes later, or at the same time, follows it. key: what the result is judged by, the
-    same for the same work; limit_s: seconds after which the unit is ended.
+    same for the same work; limit_s: seconds after which the unit is ended; environment: of the program.
     """
     unit = f"wsllama-{name}"
     task = {"unit": unit, "key": key, "limit_s": limit_s, "program": program.text(name), "argument": argument}
-    return on_host("follow", {**task, "log": f"/var/log/wsllama/{name}.log", "environment": {}, "quiet": True}, unit, show=True)
+    return on_host(
+        "follow",
+        {**task, "log": f"/var/log/wsllama/{name}.log", "environment": dict(environment or {}), "quiet": True},
+        unit,
+        show=True,
+    )
 
 
 def send(action: Callable[..., Any], *what: Any, **more: Any) -> FunctionCommand:
@@ -117,8 +153,10 @@ def resource(looks: Callable[..., probe.Looks]) -> Callable[[Callable[..., Itera
                     yield command
             except Exception as e:
                 logger.debug(traceback.format_exc())
-                text = str(e) if isinstance(e, (Refused, RuntimeError)) else f"{type(e).__name__}: {e}"
-                if state.is_executing or isinstance(e, Later):
+                text = str(e) if isinstance(e, (Refused, Later, RuntimeError)) else f"{type(e).__name__}: {e}"
+                if ahead := notes():
+                    (ahead.later if isinstance(e, Later) else ahead.refused).append(text)
+                elif state.is_executing or isinstance(e, Later):
                     yield fail(text)
                 elif not failed(state, host, text):
                     state.fail_hosts({state.inventory.get_host(host.name)})  # `host` is a proxy
@@ -144,6 +182,12 @@ def resource(looks: Callable[..., probe.Looks]) -> Callable[[Callable[..., Itera
         return call
 
     return decorate
+
+
+def inside(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    """The commands of one of our operations inside of another; it looks for itself, at what is there as they are reached."""
+    commands: Iterator[Any] = op._inner(*args, **kwargs)  # type: ignore[attr-defined]
+    return commands
 
 
 @contextmanager

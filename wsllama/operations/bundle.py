@@ -70,21 +70,22 @@ def build(settings: Settings, name: str) -> artifacts.Artifact | None:
     return artifacts.known(name, path.parent)
 
 
-def model_sha256(settings: Settings) -> str | None:
-    """What the model has to be when its file is one of the bundle's. Raises Refused."""
-    if not used(settings) or settings.model.on != "controller":
+def sha256_of(settings: Settings, path: str) -> str | None:
+    """What a model's file has to be when it is one of the bundle's. Raises Refused."""
+    if not settings.bundle.path:
         return None
     bundle = opened(settings)
-    name = bundle.name_of(str(settings.model.path))
+    name = bundle.name_of(path)
     return bundle.manifest.files[name].sha256 if name else None
 
 
 def problems(
-    distro: str, settings: Settings, *, packages: bool, build: bool, toolkit: CudaWheels | None, model: bool
+    distro: str, settings: Settings, *, packages: bool, build: bool, toolkit: CudaWheels | None, model: Sequence[str]
 ) -> list[str]:
     """Why the bundle can't bring what this host needs, one sentence each; every byte that may be used is read.
 
-    packages, build, model: whether the host lacks some; toolkit: the wheels that it needs. Raises Refused.
+    packages, build: whether the host lacks some; toolkit: the wheels that it needs; model: paths of its files on this machine
+    that the host lacks. Raises Refused.
     """
     bundle, names = opened(settings), []
     if packages:
@@ -96,8 +97,7 @@ def problems(
     if build:
         names += [*bundle.below("sources"), *bundle.below("builds")]
     names += [f"wheels/{wheel.file}" for wheel in toolkit.packages.values()] if toolkit else []
-    if model and settings.model.on == "controller" and (name := bundle.name_of(str(settings.model.path))):
-        names.append(name)
+    names += [name for path in model if (name := bundle.name_of(path))]
     found: list[str] = in_thread(bundle.wrong, names)
     return found
 

@@ -90,8 +90,8 @@ def looks(settings: Settings) -> probe.Looks:
 
 
 def _packages(release: str) -> dict[str, str | None]:
-    pinned = pins().apt.packages.get(release)
-    return dict(pinned) if pinned else {name.format(release.replace(".", "-")): None for name in choices.APT}
+    pinned = pins().apt.packages
+    return {name: pinned.get(release, {}).get(name) for name in choices.apt_packages(release, pinned)}
 
 
 def reading(now: Any, settings: Settings) -> nvidia_smi.Reading:
@@ -105,14 +105,15 @@ def reading(now: Any, settings: Settings) -> nvidia_smi.Reading:
 # The GPU, before the first change
 
 
-def _guard_looks(settings: Settings) -> probe.Looks:
+def guard_looks(settings: Settings) -> probe.Looks:
+    """What may hide the GPU, and what decides the toolkit; nothing for a host that needs none."""
     if settings.backend != "cuda":
         return {}
     keys = ["packages", "ldconfig", "real_paths", "ld_so_conf", "dxg", "gpu_enabled"]
     return {**looks(settings), "guest": dict.fromkeys(keys)}
 
 
-@resource(_guard_looks)
+@resource(guard_looks)
 def guards(now: Any, settings: Settings) -> Iterator[Any]:
     """Nothing on the host hides its GPU, and there is a toolkit that compiles for it: otherwise the host fails here.
 
@@ -134,9 +135,16 @@ def problems(now: Any, settings: Settings) -> list[str]:
         out.append("no GPU of NVIDIA's is seen here: set llama_cpp.backend to cpu, or cuda.require_gpu to False to only build")
     if not out:  # what hides the GPU also hides what the choice asks for
         try:
-            toolkit_of(now, settings)
+            kit = toolkit_of(now, settings)
         except Refused as e:
-            out += str(e).splitlines()
+            return str(e).splitlines()
+        built_for = options(kit, settings)["CMAKE_CUDA_ARCHITECTURES"]
+        for gpu in seen.gpus if needed else ():
+            if gpu.compute_cap and not choices.covers(built_for.split(";"), gpu.compute_cap):
+                out.append(
+                    f"a build for {built_for} has no code for the {gpu.name} here, whose compute capability is {gpu.compute_cap}:"
+                    " name it too, or leave out cuda.compute and cuda.architectures"
+                )
     return out
 
 
@@ -277,16 +285,37 @@ def _bring_wheels(kit: Toolkit, settings: Settings) -> Iterator[Any]:
     yield follow("toolkit", argument, key=str(argument["name"]), limit_s=TIME_LIMIT_S)
 
 
+def _apt_files(kit: Toolkit, settings: Settings) -> tuple[File, File]:
+    """apt's preferences and source for the toolkit."""
+    exact = {name: version for name, version in kit.packages.items() if version}
+    uri = settings.cuda.repository or pins().apt.uri
+    preferences = render("cuda.preferences.j2", forbidden=FORBIDDEN, pins=exact)
+    return File(PREFERENCES, preferences), File(SOURCES, render("cuda.sources.j2", uri=uri, keyring=KEYRING))
+
+
+def edited(now: Any, settings: Settings) -> list[str]:
+    """Which of apt's files for the toolkit are not as we write them. The deploy looks at them only where it brings a toolkit.
+
+    now: with what `looks` names.
+    """
+    try:
+        kit = toolkit_of(now, settings) if settings.backend == "cuda" else None
+    except Refused:
+        return []
+    if not kit or kit.provider != "apt" or now["files"][SOURCES] is None:
+        return []
+    return [f.path for f in _apt_files(kit, settings) if (now["files"][f.path] or {}).get("sha256") != f.sha256]
+
+
 def _bring_packages(now: Any, kit: Toolkit, settings: Settings) -> Iterator[Any]:
     uri = settings.cuda.repository or pins().apt.uri
     trusted = signing_key(settings, uri, pins().apt.key)  # or Refused, before anything is written
-    exact = {name: version for name, version in kit.packages.items() if version}
-    preferences = render("cuda.preferences.j2", forbidden=FORBIDDEN, pins=exact)
-    yield from changes(now, [File(KEYRING, trusted), File(PREFERENCES, preferences)])
+    preferences, sources = _apt_files(kit, settings)
+    yield from changes(now, [File(KEYRING, trusted), preferences])
     argument = {
         "packages": dict(kit.packages),
         "sources": SOURCES,
-        "text": render("cuda.sources.j2", uri=uri, keyring=KEYRING),
+        "text": sources.text,
         "uri": uri,
         "compiler": f"{kit.root}/bin/nvcc",
         "forbidden": FORBIDDEN,

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pyinfra import host, state
 from pyinfra.operations import apt, server
 
-from wsllama.operations.base import Refused, on_host, resource, tell
+from wsllama.operations.base import Refused, notes, on_host, resource, tell
 
 ROOT = Path(__file__).resolve().parents[2]
 _jinja = Environment(loader=FileSystemLoader(ROOT / "templates"), undefined=StrictUndefined, keep_trailing_newline=True)
@@ -44,7 +44,9 @@ class File:
 def install(now: Any, names: Sequence[str]) -> Iterator[Any]:
     """Commands that install those of these Debian packages that are missing; `now` holds the facet packages."""
     if missing := [p for p in names if not now["packages"][p]]:
-        tell(f"packages missing: {' '.join(missing)}")
+        tell(f"packages missing: {' '.join(missing)}", " ".join(missing), "not installed", "installed")
+        if notes():
+            return  # stock operations would ask the host what is known enough
         yield from apt.update._inner(cache_time=3600)
         yield from apt.packages._inner(packages=missing, no_recommends=True)
 
@@ -64,7 +66,9 @@ def user(now: Any, name: str, home: str) -> Iterator[Any]:
             f" and groupmod --new-name, or give it to the service with usermod --home {home} {name}"
         )
     if there != want:
-        tell(f"user {name}: {there or 'absent'}")
+        tell(f"user {name}: {there or 'absent'}", f"user {name}", _words(there) if there else "absent", _words(want))
+        if notes():
+            return
         yield from server.group._inner(group=name, system=True)
         without = {"create_home": False, "ensure_home": False}
         yield from server.user._inner(user=name, group=name, system=True, home=home, shell=want["shell"], **without)
@@ -84,7 +88,7 @@ def directories(now: Any, paths: Mapping[str, Mapping[str, str]]) -> Iterator[An
             what = f"a link to {there['target']}" if there["kind"] == "link" else f"a {there['kind']}"
             raise Refused(f"{path} is {what}, not a folder: move it away; for another disk mount that there (mount --bind)")
         if differs := _differs(there, want):
-            tell(f"{path}: {', '.join(differs)}")
+            _tell(path, differs)
             todo.append({"path": path, **want})
     if todo:
         yield on_host("apply", todo, " ".join(w["path"] for w in todo))
@@ -101,9 +105,9 @@ def changes(now: Any, wanted: Sequence[File]) -> Iterator[Any]:
         there = now["files"][f.path]
         want = {"path": f.path, "kind": "file", "mode": f.mode, "user": f.user, "group": f.group}
         if differs := _differs(there, {**want, "sha256": f.sha256}):
-            tell(f"{f.path}: {', '.join(differs)}")
+            _tell(f.path, differs)
             if (there or {}).get("sha256") != f.sha256:
-                _show_diff(f.path, (there or {}).get("text"), f.text)
+                show_diff(f.path, (there or {}).get("text", None if there or f.secret else ""), f.text)
                 want["data"] = base64.b64encode(f.text.encode()).decode()
             todo.append(want)
     if todo:
@@ -117,21 +121,40 @@ def files(now: Any, wanted: Sequence[File], absent: Sequence[str] = ()) -> Itera
     + wanted: files as they shall be
     + absent: paths that are removed
     """
+    there = [p for p in absent if now["files"][p]]
+    for path in there:
+        tell(f"not wanted: {path}", path, "there", "absent")
     yield from changes(now, wanted)
-    if there := [p for p in absent if now["files"][p]]:
-        tell(f"not wanted: {' '.join(there)}")
+    if there:
         yield on_host("apply", [{"path": p, "kind": "absent"} for p in there], " ".join(there))
 
 
 def _differs(now: Mapping[str, Any] | None, want: Mapping[str, str]) -> list[str]:
+    """The names of what differs, each with what it is and should be but for content."""
     if now is None:
         return ["absent"]
-    names = {"sha256": "content"}
     differ = [k for k in ("kind", "mode", "user", "group", "sha256") if k in want and now.get(k) != want[k]]
-    return [names.get(k) or f"{k} {now.get(k)} -> {want[k]}" for k in differ]
+    return ["content" if k == "sha256" else f"{k} {now.get(k)} -> {want[k]}" for k in differ]
 
 
-def _show_diff(path: str, old: str | None, new: str) -> None:
-    if state.config.DIFF and old is not None:
-        for line in difflib.unified_diff(old.splitlines(), new.splitlines(), path, f"{path} (wanted)", lineterm=""):
+def _tell(path: str, differs: Sequence[str]) -> None:
+    pairs = [part.split(" -> ") if " -> " in part else [part, ""] for part in differs]
+    is_now = ["other content" if now == "content" else now for now, _ in pairs]
+    wanted = [f"{now.split()[0]} {want}" if want else "as the settings make it" for now, want in pairs]
+    tell(f"{path}: {', '.join(differs)}", path, ", ".join(is_now), ", ".join(wanted))
+
+
+def _words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def show_diff(path: str, old: str | None, new: str) -> None:
+    """Show with --diff, or note in a look ahead, how a file will change; old is None where it is secret or wasn't read."""
+    ahead = notes()
+    if (state.config.DIFF or ahead) and old is not None:
+        lines = difflib.unified_diff(old.splitlines(), new.splitlines(), path, f"{path} (wanted)", lineterm="")
+        if ahead:
+            ahead.diffs.append(list(lines))
+            return
+        for line in lines:
             host.log_styled(line, fg={"+": "green", "-": "red"}.get(line[:1]))

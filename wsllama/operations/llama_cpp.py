@@ -13,6 +13,7 @@ from typing import Any
 
 from pyinfra import host, logger, state
 from pyinfra.api import FunctionCommand
+from pyinfra.context import ctx_host
 
 from wsllama import artifacts, layout, lock, sources, transfer
 from wsllama.domain import build as rules
@@ -86,7 +87,7 @@ def packages(now: Any, settings: Settings) -> Iterator[Any]:
     if not bundle.used(settings):
         yield from install(now, names)
     elif missing := [name for name in names if not now["packages"][name]]:
-        tell(f"packages missing: {' '.join(missing)}")
+        tell(f"packages missing: {' '.join(missing)}", " ".join(missing), "not installed", "installed")
         yield from bundle.install(now["system"]["distro"], settings, dict.fromkeys(missing))
 
 
@@ -133,11 +134,22 @@ def inputs(now: Any, settings: Settings) -> dict[str, object]:
     return made_of
 
 
-def space(now: Any, settings: Settings) -> dict[str, int]:
-    """Bytes that a build takes below these paths, with the toolkit that it needs. Raises Refused where there is none."""
-    if not (kit := _kit(now, settings)):
-        return {layout.CACHE: rules.WORK_BYTES, layout.ROOT: rules.RESULT_BYTES}
-    need = {layout.CACHE: rules.CUDA_WORK_BYTES, layout.ROOT: rules.CUDA_RESULT_BYTES}
+def _work_bytes(kit: cuda.Toolkit | None) -> int:
+    return rules.CUDA_WORK_BYTES if kit else rules.WORK_BYTES
+
+
+def space(now: Any, settings: Settings, *, made: bool = True) -> dict[str, int]:
+    """Bytes that a build takes below these paths; when it is made here, with its work and the toolkit that it needs.
+
+    Raises Refused where there is no toolkit.
+    """
+    kit = _kit(now, settings)
+    need = {layout.ROOT: rules.CUDA_RESULT_BYTES if kit else rules.RESULT_BYTES}
+    if not made:
+        return need
+    need[layout.CACHE] = _work_bytes(kit)
+    if not kit:
+        return need
     folders = {cuda.WHEELS: layout.CACHE, TOOLKITS: layout.ROOT, cuda.LOCAL: cuda.LOCAL}  # what their disk is asked for
     for path, size in cuda.space(kit).items():
         need[folders[path]] = need.get(folders[path], 0) + size
@@ -149,16 +161,26 @@ def build_id(now: Any, settings: Settings) -> str:
     return rules.build_id(inputs(now, settings))
 
 
+def is_kept(now: Any, settings: Settings) -> bool:
+    """Whether the host's build is known by now, and seems to be in the cache or in the bundle. Raises Refused."""
+    try:
+        return _kept(build_id(now, settings), settings)
+    except Later:
+        return False
+
+
 class Lacking:
     """What one run of pyinfra has to do with builds.
 
     + hosts: build id -> names of the hosts that lack it
+    + holders: build id -> names of the hosts that have it
     + ready: build id -> what is in the controller's cache, verified in this run
     + why: build id -> why it can't be had, where it isn't the builder that says so
     """
 
     def __init__(self) -> None:
         self.hosts: defaultdict[str, set[str]] = defaultdict(set)
+        self.holders: defaultdict[str, set[str]] = defaultdict(set)
         self.ready: dict[str, artifacts.Artifact] = {}
         self.why: dict[str, str] = {}
 
@@ -171,16 +193,15 @@ def lacking() -> Lacking:
 
 def _absent(now: Any, name: str) -> bool:
     """Whether the host lacks this build; when executing, it is noted for the others."""
-    if now["builds"][layout.BUILDS].get(name):
-        return False
+    absent = not now["builds"][layout.BUILDS].get(name)
     if state.is_executing:
-        lacking().hosts[name].add(host.name)
-    return True
+        (lacking().hosts if absent else lacking().holders)[name].add(host.name)
+    return absent
 
 
 @resource(looks)
 def announce(now: Any, settings: Settings) -> Iterator[Any]:
-    """Which build the host lacks is known to the whole run. It changes nothing.
+    """Which build the host lacks or has is known to the whole run. It changes nothing.
 
     + settings: the host's
     """
@@ -191,7 +212,8 @@ def announce(now: Any, settings: Settings) -> Iterator[Any]:
 
 @resource(looks)
 def build(now: Any, settings: Settings) -> Iterator[Any]:
-    """A build that hosts lack is in the controller's cache: the first of them by name makes it, where the cache has none.
+    """A build that hosts lack is in the controller's cache: from a host of the run that has it, else the first of them by
+    name makes it.
 
     + settings: the host's
     """
@@ -200,7 +222,7 @@ def build(now: Any, settings: Settings) -> Iterator[Any]:
     if not _absent(now, name):
         return
     if state.is_executing:
-        if host.name != min(lacking().hosts[name]) or _cached(name, settings):
+        if host.name != min(lacking().hosts[name]) or _cached(name, settings) or _given(name):
             return
     elif _kept(name, settings):
         return
@@ -250,17 +272,36 @@ def _cached(name: str, settings: Settings) -> bool:
     return bool(found)
 
 
+def _fetch(name: str, giver: Any) -> None:
+    """Put a host's build into the cache. Raises TransferError or ArtifactError."""
+    run = lacking()
+    with ctx_host.use(giver):
+        arguments = probe.arguments()  # its own sudo and the rest, whoever asks
+    bring = partial(transfer.fetch_build, giver, name, say=lambda text: host.log(text), arguments=arguments)
+    run.ready[name] = artifacts.keep(name, bring, needed=run.hosts)
+
+
+def _given(name: str) -> bool:
+    """Whether a host of this run that has the build gave it to the cache, the first by name that can; who would build asks."""
+    for giver in sorted(lacking().holders[name]):
+        tell(f"build {name} is on {giver}")
+        try:
+            _fetch(name, state.inventory.get_host(giver))
+            return True
+        except (transfer.TransferError, artifacts.ArtifactError) as e:
+            host.log(f"{e}; it is not taken from {giver}", log_func=logger.warning)
+    return False
+
+
 def _bring(name: str) -> FunctionCommand:
     """A command that puts the host's build into the cache. If it can't, that is the others' failure: this host has it."""
 
     def call(state: Any, host: Any) -> bool:
-        run = lacking()
-        fetch = partial(transfer.fetch_build, host, name, say=lambda text: host.log(text), arguments=probe.arguments())
         try:
-            run.ready[name] = artifacts.keep(name, fetch, needed=run.hosts)
+            _fetch(name, host)
         except (transfer.TransferError, artifacts.ArtifactError) as e:
-            run.why[name] = f"build {name} was made on {host.name} but is not here: {e}"
-            host.log(run.why[name], log_func=logger.warning)
+            why = lacking().why[name] = f"build {name} was made on {host.name} but is not here: {e}"
+            host.log(why, log_func=logger.warning)
         return True
 
     return FunctionCommand(call, (), {})
@@ -282,6 +323,7 @@ def _make(now: Any, settings: Settings, name: str, made_of: dict[str, object]) -
         "options": _options(settings, kit),
         "targets": list(rules.TARGETS),
         "jobs": wanted.jobs or rules.jobs(measured["cores"], measured["memory_available"], of_one),
+        "work_bytes": _work_bytes(kit),
         "inputs": made_of,
         "ccache_dir": f"{layout.CACHE}/ccache",
         "environment": network.environment(settings.network.proxy, layout.CA_FILE if settings.network.ca_file else None),

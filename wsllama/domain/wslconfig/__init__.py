@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from wsllama.domain.wslconfig.findings import Finding, advise, lint, look_alikes
+from wsllama.domain.wslconfig.findings import UNSOUND, Finding, advise, lint, look_alikes
 from wsllama.domain.wslconfig.keys import FILES, Key, Kind, find
 from wsllama.domain.wslconfig.reader import Parsed, Warned, decode, read
 from wsllama.domain.wslconfig.writer import edit
 
 __all__ = [
     "FILES",
+    "UNSOUND",
     "Finding",
     "Key",
     "Kind",

@@ -19,6 +19,8 @@ _LOOK_ALIKE: dict[Kind, re.Pattern[str]] = {
     "wslconfig": re.compile(r"(?!\.wslconfig$)[._]?wsl[._-]?conf(ig)?(\.(txt|ini|conf|config|cfg))*", re.I),
     "wslconf": re.compile(r"(?!wsl\.conf$)[._]?wsl[._-]?conf(ig)?(\.(txt|ini|conf|config|cfg))*", re.I),
 }
+# For a name that is wanted: why it is refused. Not in `Key.normal`, because what a user has may have to be put back.
+UNSOUND = {"experimental.sparseVhd": "sparseVhd has damaged file systems, and new versions of WSL pass over it: leave it out"}
 _COMMANDS = ("boot.command", "wsl2.kernelCommandLine")  # a ; is at home in them
 
 
@@ -103,7 +105,11 @@ def _mirrored(reading: Reading) -> Iterator[tuple[str, str, str]]:
         yield "wsl2.localhostForwarding", what, "Take the line out."
     if values.get("wsl2.firewall") is not False:
         what = "In mirrored networking Windows' Hyper-V firewall keeps other machines out until a rule lets them in."
-        yield "wsl2.networkingMode", what, "Add a rule for a port that other machines shall reach; this machine needs none."
+        fix = (
+            "Add a rule for a port that other machines shall reach; this machine needs none. Where a rule is there and 0.0.0.0"
+            " can't be reached all the same, run `wsl --update`, or take networkingMode=mirrored out."
+        )
+        yield "wsl2.networkingMode", what, fix
 
 
 def _encoding(data: bytes, kind: Kind) -> Iterator[Finding]:
