@@ -64,7 +64,7 @@ def roll_back(fleet: Fleet, host: Any, to: int | None = None) -> dict[str, Any]:
         problem = str(e)
     if problem:
         try:
-            then = go_back(partial(fleet.run, host), number)
+            then = go_back(partial(fleet.run, host), number, settings_of(host))
         except RemoteError as e:
             then = f"and the last good release could not be started: {e}"
         raise RemoteError(f"release {number} is not accepted: {problem}; {then}")

@@ -452,7 +452,7 @@ def test_a_server_that_is_not_enabled_is_enabled(converge: Converge) -> None:
 @pytest.mark.parametrize(
     ("serves", "said"),
     [
-        ("3", "release 3 serves again"),  # another run's
+        ("3", "release 3, which another run made meanwhile, is current"),
         (
             "1",
             "it was accepted before, so it stays and nothing was switched: look at the settings of acceptance, if what they ask"
@@ -474,21 +474,27 @@ def test_a_failed_acceptance_goes_back_and_fails(converge: Converge, serves: str
 
 @pytest.mark.parametrize("api_key", [True, False])
 def test_what_serves_again_needs_no_start_by_the_next_run(converge: Converge, api_key: bool) -> None:
-    """What it was started with is written down: the same as the next run finds."""
+    """What it was started with is written down: the same as the next run finds. It is said to serve once it has answered."""
     now = serving()
     now["files"][UNIT_FILE.path] = {"sha256": "22", "mtime_ns": 1}
-    now["releases"][ROOT]["numbers"]["1"]["server"] = {"api_key": api_key}
+    now["releases"][ROOT]["numbers"]["1"]["server"]["api_key"] = api_key
     (start,) = converge(server.service, server.read_at_start(api_key), {}, no_look_ahead, seen=now).sent
     asked = []
 
     def on_the_host(name: str, argument: Any, note: str) -> Any:
         asked.append((name, note, argument))
-        return {"back": {"serves": "1", "switched": True}, "": now, "resume": {}}[note]
+        return {"back": {"serves": "1", "switched": True}, "resume": {}, "": now if name == "probe" else answer}[note]
 
-    assert server.go_back(on_the_host, "2") == "release 1 serves again"
-    assert [(name, note) for name, note, _ in asked] == [("release", "back"), ("probe", ""), ("release", "resume")]
-    resume = asked[-1][2]
+    answer: dict[str, Any] = {"ok": True}
+    assert server.go_back(on_the_host, "2", settings()) == "release 1 serves again"
+    steps = [("release", "back"), ("probe", ""), ("release", "resume"), ("accept", "")]
+    assert [(name, note) for name, note, _ in asked] == steps
+    resume, question = asked[2][2], asked[3][2]
+    assert (question["release"], question["whole"], bool(question["key_file"])) == (f"{ROOT}/releases/1", False, api_key)
     assert (resume["action"], resume["number"], resume["digest"]) == ("resume", "1", start["digest"])
+    answer = {"ok": False, "error": "/health got status 503"}
+    said = server.go_back(on_the_host, "2", settings())
+    assert said == "release 1 was started again, but does not serve either: /health got status 503"
 
 
 def test_what_serves_again_but_is_damaged_is_left_to_the_next_run(converge: Converge) -> None:
@@ -496,8 +502,9 @@ def test_what_serves_again_but_is_damaged_is_left_to_the_next_run(converge: Conv
     now["releases"][ROOT]["numbers"] = {}
     answers = {"back": {"serves": "1", "switched": True}, "": now, "resume": {}}
     sent: dict[str, Any] = {}
-    server.go_back(lambda name, argument, note: sent.update({note: argument}) or answers[note], "2")
+    said = server.go_back(lambda name, argument, note: sent.update({note: argument}) or answers[note], "2", settings())
     assert sent["resume"]["digest"] is None
+    assert said == "release 1 was started again, but it is not whole any more: run again"
 
 
 def test_the_question_that_fails_itself(converge: Converge) -> None:

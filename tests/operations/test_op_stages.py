@@ -150,7 +150,7 @@ def test_a_stage_that_is_not_accepted_ends_the_walk(converge: Converge, tmp_path
     got = walk(converge, tmp_path, {"ok": False, "error": "it does not answer"}, good="7")
     assert got.failed
     assert [argument.get("action") for argument in got.sent] == ["start", None, None, "back"]
-    assert "stage text: release 1 is not accepted: it does not answer; release 7 serves again" in got.log
+    assert "stage text: release 1 is not accepted: it does not answer; release 7, which another run made" in got.log
 
 
 def test_the_last_stage_is_accepted_as_what_is_wanted(converge: Converge, tmp_path: Path, last_words: list[str]) -> None:

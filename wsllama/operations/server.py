@@ -241,8 +241,10 @@ def accepted(now: Any) -> Iterator[Any]:
         at_the_end(["", *client.lines(host.name, server["host"], server["port"], of["model"]["alias"], key_file)])
 
 
-def go_back(run: Callable[..., dict[str, Any]], number: str | None) -> str:
+def go_back(run: Callable[..., dict[str, Any]], number: str | None, settings: Settings) -> str:
     """Serve the last good release instead of this one, which was not accepted; returns what is to be said of it.
+
+    It is said to serve once it has answered: systemd calls a server started that is still loading its model.
 
     run: takes the name of a program in wsllama/host, its argument and a note, and gives what it answers; what it raises is
     raised.
@@ -256,17 +258,23 @@ def go_back(run: Callable[..., dict[str, Any]], number: str | None) -> str:
             f"it was accepted before, so it stays and nothing was switched: look at the settings of acceptance, if what they ask"
             f" is new, else at the log of {layout.UNIT}"
         )
-    if done["switched"]:
-        now = run("probe", service_looks([layout.UNIT_FILE, layout.API_KEY]), "")
-        made_of = now["releases"][layout.ROOT]["numbers"].get(serves)
-        digest = started_with(now, read_at_start(made_of["server"]["api_key"])) if made_of else None
-        run("release", {"action": "resume", "number": serves, "digest": digest, **PLACES}, "resume")
+    if not done["switched"]:
+        return f"release {serves}, which another run made meanwhile, is current"
+    now = run("probe", service_looks([layout.UNIT_FILE, layout.API_KEY]), "")
+    made_of = now["releases"][layout.ROOT]["numbers"].get(serves)
+    digest = started_with(now, read_at_start(made_of["server"]["api_key"])) if made_of else None
+    run("release", {"action": "resume", "number": serves, "digest": digest, **PLACES}, "resume")
+    if made_of is None:
+        return f"release {serves} was started again, but it is not whole any more: run again"
+    found = run("accept", acceptance(made_of, serves, settings, whole=False), "")
+    if not found["ok"]:
+        return f"release {serves} was started again, but does not serve either: {found['error']}"
     return f"release {serves} serves again"
 
 
 def _not_accepted(found: dict[str, Any], number: str, stage: str) -> Iterator[Any]:
     try:
-        then = go_back(ask_host, number)
+        then = go_back(ask_host, number, settings_of(host))
     except Refused as e:
         then = f"and the last good release could not be started: {e}"
     log = "".join(f"\n    {line}" for line in found.get("log", []))
