@@ -84,15 +84,17 @@ def wait(server: Server, a: dict[str, Any]) -> str:
 
     What a wait before has used of the time (`waited_s`) isn't given again.
     """
-    waited, first = a.get("waited_s", 0), show(a["unit"])
+    waited = a.get("waited_s", 0)
     began = told = time.monotonic()
-    # the count begins with a start by hand, so it is all of this one where that is what is waited for
-    restarts = 0 if waited else int(first["NRestarts"] or 0)
+    restarts: int | None = None
     while True:
         got = server.fetch("/health", timeout=5)
-        now, seconds = show(a["unit"]), time.monotonic() - began + waited
-        if got.status == 200:
+        seconds = time.monotonic() - began + waited
+        if got.status == 200:  # before systemd is asked, which takes longer
             return f"after {seconds:.1f} s"
+        now = show(a["unit"])
+        if restarts is None:  # the count begins with a start by hand, so it is all of this one where that is what is waited for
+            restarts = 0 if waited else int(now["NRestarts"] or 0)
         again = int(now["NRestarts"] or 0) - restarts
         if now["ActiveState"] in ("failed", "inactive") or again >= 1:
             verdict, why = _why(a["unit"], now.get("MemoryMax", ""))

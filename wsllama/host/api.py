@@ -4,12 +4,12 @@ No request takes longer than its time, whatever the server does meanwhile: a str
 (--sse-ping-interval), so the time counts to the last byte and not between two of them.
 """
 
+import contextlib
 import http.client
 import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 # What is to be done about a status, by what llama-server means with it (server-http.cpp, server-context.cpp at the pin).
 HINTS = {
@@ -59,27 +59,24 @@ class Server:
 
     def fetch(self, path: str, body: Any = None, timeout: float = 10, url: str = "") -> Got:
         """Ask, for `timeout` seconds at most. url: another address of the server; then no key is sent."""
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Connection": "close"}
         if self.key and not url:
             headers["Authorization"] = "Bearer " + self.key
         data = None if body is None else json.dumps(body).encode()
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through somebody's proxy
-        request = urllib.request.Request((url or self.a["url"]) + path, data, headers)
         end = time.monotonic() + timeout
         came: list[bytes] = []
-        try:
+        at = urlsplit(url or self.a["url"])  # urllib would ask somebody's proxy, and takes twice as long to be imported
+        with contextlib.closing(http.client.HTTPConnection(at.hostname or "", at.port, timeout=timeout)) as connection:
             try:
-                answer = opener.open(request, timeout=timeout)
-            except urllib.error.HTTPError as e:
-                answer = e
-            with answer:
+                connection.request("GET" if data is None else "POST", path, data, headers)
+                answer = connection.getresponse()
                 whole = _read(answer, came, end)
-        except TimeoutError:
-            whole = None
-        except Endless:
-            return Got(0, b"", f"more than {MOST >> 20} MiB came", OTHERS)
-        except (OSError, http.client.HTTPException) as e:  # the latter when it ends in the middle of an answer
-            return _broken(e, b"".join(came), timeout)
+            except TimeoutError:
+                whole = None
+            except Endless:
+                return Got(0, b"", f"more than {MOST >> 20} MiB came", OTHERS)
+            except (OSError, http.client.HTTPException) as e:  # the latter when it ends in the middle of an answer
+                return _broken(e, b"".join(came))
         data = b"".join(came)
         if whole is None:
             return Got(0, data, f"timed out after {timeout:g} s", HANGS)
@@ -157,13 +154,10 @@ def _read(answer: Any, came: list[bytes], end: float) -> bool | None:
     return not getattr(answer, "length", 0)  # bytes that were promised and did not come
 
 
-def _broken(e: Exception, came: bytes, timeout: float) -> Got:
-    reason = getattr(e, "reason", e)
-    if isinstance(reason, TimeoutError):
-        return Got(0, came, f"timed out after {timeout:g} s", HANGS)
-    if isinstance(reason, ConnectionRefusedError):
-        return Got(0, came, str(reason), REFUSED)
-    return Got(0, came, str(reason) or "the connection was closed without an answer", CUT)
+def _broken(e: Exception, came: bytes) -> Got:
+    if isinstance(e, ConnectionRefusedError):
+        return Got(0, came, str(e), REFUSED)
+    return Got(0, came, str(e) or "the connection was closed without an answer", CUT)
 
 
 def parsed(body: bytes) -> Any:
