@@ -1,4 +1,5 @@
-"""The three ways to the same end state: our deploy, pyinfra's own operations, Ansible. Each is one command."""
+"""The three ways to the same end state: our deploy, pyinfra's own operations, Ansible; and pyinfra that does next to nothing.
+Each is one command."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ PYINFRA = str(Path(sys.executable).parent / "pyinfra")
 ANSIBLE = "2.19.14"
 LIMIT_S = 3600  # of one run; a first run of many hosts takes long where cores are few
 SIDES = ("ours", "stock", "ansible")
+BARE = "bare"
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,9 @@ def command(side: str, targets: Sequence[Target], bench: Bench) -> tuple[list[st
     """Words, folder and environment of a side's run."""
     if side == "ours":
         return [PYINFRA, inventory(targets, bench, bench.data, "ours"), "deploy.py", "-y", "--json"], ROOT, {}
-    if side == "stock":
+    if side in ("stock", BARE):
         data = {"spec": str(bench.spec)}
-        return [PYINFRA, inventory(targets, bench, data, "stock"), "stock.py", "-y", "--json"], HERE, {}
+        return [PYINFRA, inventory(targets, bench, data, side), f"{side}.py", "-y", "--json"], HERE, {}
     tuned = {
         "ANSIBLE_CONFIG": str(HERE / "ansible.cfg"),
         "ANSIBLE_HOME": str(bench.folder / "ansible"),

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from lab import Lab
+from lab.base import cache_dir
 from lab.lab import Host
-from wsllama import sources
+from wsllama import lock, sources
 from wsllama.settings import merge
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 UNIT = "llama-server.service"
+LIMIT_S = 3600
+"""Seconds for what may have to compile llama.cpp, on two cores that others use too."""
 Data = Mapping[str, Mapping[str, Any]]  # name of a host -> what its inventory says more
 
 # The pyinfra command, with each SSH channel that it opens (a command, a file transfer) written down: {address: [what, …]}.
@@ -92,6 +97,22 @@ class Run:
         return self
 
 
+@contextmanager
+def compiled_once() -> Iterator[Callable[[], None]]:
+    """As long as nobody has compiled llama.cpp on this machine, one run at a time: the next ones find it in the compiler's cache.
+
+    Yields what to call when it was compiled. Several sessions run beside each other, each with hosts of its own (scripts/test).
+    """
+    done = cache_dir() / "ccache" / f"compiled-{lock.load(ROOT / 'wsllama.lock').llama_cpp.commit}"
+    done.parent.mkdir(parents=True, exist_ok=True)
+    with open(cache_dir() / "compile.lock", "w") as turn:
+        if not done.exists():
+            fcntl.flock(turn, fcntl.LOCK_EX)
+        if done.exists():
+            fcntl.flock(turn, fcntl.LOCK_UN)
+        yield done.touch
+
+
 class Deployed:
     """Both hosts of the session's lab, converged once with the small model.
 
@@ -140,7 +161,7 @@ class Deployed:
         """Deploy the hosts that `inventory` would write with this data; as `pyinfra` otherwise."""
         return self.pyinfra(self.inventory(data, hosts), *options, counted=counted)
 
-    def pyinfra(self, inventory: Path, *options: str, counted: bool = False, timeout: float = 400) -> Run:
+    def pyinfra(self, inventory: Path, *options: str, counted: bool = False, timeout: float = LIMIT_S) -> Run:
         """Deploy with --json and wait. Nothing is asserted: see Run.green and Run.unchanged.
 
         + options: more of pyinfra's
@@ -151,17 +172,20 @@ class Deployed:
         if counted:
             counts.unlink(missing_ok=True)
             words = [sys.executable, "-c", COUNTING, str(counts), *words[1:]]
-        began = time.monotonic()
-        p = subprocess.run(
-            words,
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-        )
+        with compiled_once() as compiled:
+            began = time.monotonic()
+            p = subprocess.run(
+                words,
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+            )
+            if p.returncode == 0:
+                compiled()
         seen = json.loads(counts.read_text()) if counted else {}
         named = {h.name: seen.get(h.address, []) for h in self.lab.hosts} if counted else {}
         return Run(p.returncode, p.stdout, p.stderr, time.monotonic() - began, named)
@@ -177,7 +201,7 @@ class Deployed:
 def wsllama(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the wsllama command in the project's folder."""
     return subprocess.run(
-        [str(BIN / "wsllama"), *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+        [str(BIN / "wsllama"), *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S
     )
 
 
@@ -185,7 +209,7 @@ ASK = """
 import os, urllib.request
 key = open("/etc/wsllama/api-key").read().strip() if os.path.exists("/etc/wsllama/api-key") else ""
 asked = urllib.request.Request("http://127.0.0.1:{port}/v1/models", headers={{"Authorization": "Bearer " + key}})
-print(urllib.request.urlopen(asked, timeout=10).read().decode())
+print(urllib.request.urlopen(asked, timeout=60).read().decode())
 """
 
 

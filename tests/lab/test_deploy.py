@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.fleet import replay
 from lab.lab import Host
-from tests.lab.deployed import ROOT, Deployed, Run, main_pid, wsllama
+from tests.lab.deployed import LIMIT_S, ROOT, Deployed, Run, main_pid, wsllama
 
 CHAT = {"model": "qwen3.6-35b-a3b", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -225,12 +225,12 @@ def test_literal_command_on_the_machine_itself(deployed: Deployed) -> None:
     host.run("systemctl stop llama-server; rm -rf /opt/wsllama /var/lib/wsllama/models/*")
     env = pip_environment(host)
     try:
-        host.run(f"cd wsllama && {env} scripts/setup", timeout=300)
+        host.run(f"cd wsllama && {env} scripts/setup", timeout=1800)
         began = time.monotonic()
-        first = host.run(f"cd wsllama && {env} pyinfra inventory deploy.py -y", timeout=300)
+        first = host.run(f"cd wsllama && {env} pyinfra inventory deploy.py -y", timeout=LIMIT_S)
         print(f"{time.monotonic() - began:.0f} s")
         assert answer(host, last_words(first.stderr, "@local")["curl"].strip()) == "READY"
-        again = host.run("cd wsllama && pyinfra inventory deploy.py -y --json", timeout=60)
+        again = host.run("cd wsllama && pyinfra inventory deploy.py -y --json", timeout=600)
         Run(0, again.stdout, again.stderr, 0, {}).unchanged()
     finally:
         host.run("rm -rf wsllama tiny.gguf .cache/wsllama /usr/local/bin/pyinfra /usr/local/bin/wsllama")
