@@ -59,12 +59,28 @@ class Fleet:
         with ctx_state.use(self.state), ctx_host.use(host):
             yield
 
+    @contextmanager
+    def asking(self, host: Any) -> Iterator[None]:
+        """As `at`, and a connection that is lost meanwhile, or can't be used, is a RemoteError: others are asked beside it."""
+        from paramiko.ssh_exception import SSHException
+
+        with self.at(host):
+            try:
+                yield
+            except (EOFError, OSError, SSHException) as e:
+                raise RemoteError(f"the connection is lost: {str(e) or type(e).__name__}") from e
+            except RuntimeError as e:  # of the probe: one sentence, as that sudo wants a password
+                raise RemoteError(str(e)) from e
+
     def watch(self, host: Any, name: str, argument: Any, note: str = "") -> None:
-        """Run wsllama/host/<name>.py on a host and show its lines on stderr as they come, with the host's name before each."""
+        """Run wsllama/host/<name>.py on a host and show its lines on stderr as they come, with the host's name before each.
+
+        Raises RemoteError when the host can't be asked; what the program says of itself is in its lines.
+        """
         from wsllama.facts import probe
 
         _echo()
-        with self.at(host):
+        with self.asking(host):
             probe.run(name, argument, note, print_output=True)
 
     def run(self, host: Any, name: str, argument: Any, note: str = "", show: bool = False) -> dict[str, Any]:
@@ -76,20 +92,23 @@ class Fleet:
 
         if show:
             _echo()
-        with self.at(host):
+        with self.asking(host):
             ok, out = probe.run(name, argument, note, print_output=show)
         if not ok or not out.stdout_lines:
             raise RemoteError(" ".join(out.stderr_lines[-3:]) or "the host gave no answer")
-        document: dict[str, Any] = json.loads(out.stdout_lines[-1])
+        try:
+            document: dict[str, Any] = json.loads(out.stdout_lines[-1])
+        except ValueError:
+            raise RemoteError(f"the host's answer can't be read: it ends with {out.stdout_lines[-1][:80]!r}") from None
         return document
 
     def shell(self, host: Any, command: str) -> tuple[int, str, str]:
-        """Run a shell command as the deploy would (sudo and the rest); its exit status, stdout and stderr."""
+        """Run a shell command as the deploy would (sudo and the rest); its exit status, stdout and stderr. Raises RemoteError."""
         from pyinfra.api import StringCommand
 
         from wsllama.facts import probe
 
-        with self.at(host):
+        with self.asking(host):
             # pyinfra tells good from bad only; the status itself comes as a line of its own
             ok, out = host.run_shell_command(StringCommand(f"( {command}\n); status=$?; echo; echo $status"), **probe.arguments())
         lines = out.stdout_lines

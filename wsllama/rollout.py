@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -13,17 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import click
-
-from wsllama import layout, whole
+from wsllama import layout, model_files, whole
 from wsllama.bench import short_benchmark
 from wsllama.domain import rollout as rules
 from wsllama.guard import EXIT_PENDING, settings_of
 from wsllama.releases import roll_back
 from wsllama.remote import Fleet, RemoteError
-from wsllama.settings import LOCK
+from wsllama.settings import LOCK, Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMAT = 1
@@ -36,9 +35,21 @@ class RolloutError(Exception):
 
 
 def digest_of(hosts: Sequence[Any]) -> str:
-    """What a rollout brings: sha256 of wsllama.lock and of the settings of these hosts; another one is another rollout."""
-    whole = [hashlib.sha256(LOCK.read_bytes()).hexdigest(), {h.name: settings_of(h).model_dump(mode="json") for h in hosts}]
+    """What a rollout brings: sha256 of wsllama.lock, of the settings of these hosts, and of what tells that the models on this
+    machine are the same files still; another one is another rollout."""
+    of = {host.name: settings_of(host) for host in hosts}
+    files = {name: _models_here(settings) for name, settings in of.items()}
+    whole = [hashlib.sha256(LOCK.read_bytes()).hexdigest(), {n: s.model_dump(mode="json") for n, s in of.items()}, files]
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+
+
+def _models_here(settings: Settings) -> list[Any]:
+    """Size and time of each file of the model that is sent from this machine; a file that isn't there has none."""
+    model = settings.model
+    if model.way in ("hub", "url") or model.on_host:
+        return []
+    places = [file.place for file in model_files.wanted(settings).every]
+    return [[place, os.path.exists(place) and [os.stat(place).st_size, os.stat(place).st_mtime_ns]] for place in places]
 
 
 @dataclass
@@ -54,21 +65,31 @@ class Report:
         return cls(path, {"format": FORMAT, "digest": digest_of(hosts), "options": options, "began": now(), "hosts": names})
 
     @classmethod
-    def resumed(cls, path: Path, hosts: Sequence[Any]) -> Report:
-        """The report of an earlier run, to be gone on with. Raises RolloutError when it is none, or of something else."""
+    def resumed(cls, path: Path) -> Report:
+        """The report of an earlier run, to be gone on with; see `fits`. Raises RolloutError when it is none."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            known, digest = set(document["hosts"]), document["digest"]
-        except (OSError, ValueError, KeyError, TypeError) as e:
+            known = {name: host["state"] for name, host in document["hosts"].items()}
+            options, digest = dict(document["options"]), str(document["digest"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
             raise RolloutError(f"{path} is no report of a rollout that could be gone on with: {e!r}") from None
-        if document.get("format") != FORMAT:
+        if document.get("format") != FORMAT or not set(known.values()) <= set(get_args(rules.State)):
             raise RolloutError(f"{path} was written by another version of wsllama: begin a new rollout, without --resume")
-        if known != {host.name for host in hosts} or digest != digest_of(hosts):
+        return cls(path, {**document, "options": options, "digest": digest})
+
+    def fits(self, hosts: Sequence[Any]) -> None:
+        """Raises RolloutError when these hosts would get something else than those of the report that have it."""
+        if set(self.states) != {host.name for host in hosts} or self.document["digest"] != digest_of(hosts):
             raise RolloutError(
-                f"since {path} was written, wsllama.lock or the hosts' settings or names have changed, so its hosts would get"
-                " another release than those that have it: begin a new rollout, without --resume"
+                f"since {self.path} was written, wsllama.lock, a model's file or the hosts' settings or names have changed, so"
+                " its hosts would get another release than those that have it: begin a new rollout, without --resume"
             )
-        return cls(path, document)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the rollout was asked for, by the names of the options."""
+        found: dict[str, Any] = self.document["options"]
+        return found
 
     @property
     def states(self) -> dict[str, rules.State]:
@@ -86,9 +107,13 @@ class Report:
         self.save()
 
     def save(self) -> None:
+        """Raises RolloutError when it can't be written."""
         self.document |= {"exit_code": self.exit_code, "left": rules.left(self.states), "written": now()}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole.text(self.path, json.dumps(self.document, indent=1, ensure_ascii=False) + "\n")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            whole.text(self.path, json.dumps(self.document, indent=1, ensure_ascii=False) + "\n")
+        except OSError as e:
+            raise RolloutError(f"the report {self.path} can't be written: {e.strerror}: give --report another place") from None
 
 
 def now() -> str:
@@ -106,13 +131,12 @@ def release_of(fleet: Fleet, host: Any) -> str | None:
     return number if number and there["current"] == number else None
 
 
-def measured(fleet: Fleet, host: Any) -> dict[str, Any] | None:
-    """A short benchmark of what a host serves; None, with a word, when there is none to be had: no failure of a deploy."""
+def measured(fleet: Fleet, host: Any) -> dict[str, Any] | str:
+    """A short benchmark of what a host serves, or why there is none to be had: that is no failure of a deploy."""
     try:
         return short_benchmark(fleet, host)
     except RemoteError as e:
-        click.echo(f"    {host.name} was not measured: {e}", err=True)
-        return None
+        return str(e)
 
 
 @dataclass
@@ -194,7 +218,7 @@ class Rollout:
     """Batches one after the other, until all had their turn or too many failed.
 
     + connect: the hosts of an inventory with these names, connected as far as they can be; the caller of it closes them
-    + measure: a short benchmark of a host, or None where nobody wants one or nothing is served
+    + measure: a short benchmark of a host, or why it has none; None where nobody wants one
     + slower: what got slower from one benchmark to the other beyond what is allowed, as sentences
     """
 
@@ -203,20 +227,21 @@ class Rollout:
     max_failures: int
     roll_back: bool
     connect: Callable[[list[str]], Fleet]
-    measure: Callable[[Fleet, Any], dict[str, Any] | None]
+    measure: Callable[[Fleet, Any], dict[str, Any] | str | None]
     slower: Callable[[dict[str, Any], dict[str, Any]], list[str]]
     say: Callable[[str], None]
 
-    def run(self, batches: Sequence[Sequence[str]]) -> None:
-        """Deploy these batches; the first one, the canaries, is measured before and after. The report says what came of it."""
-        for number, names in enumerate(batches):
-            measured = number == 0
-            title = "canary" if measured else f"batch {number} of {len(batches) - 1}"
+    def run(self, canaries: Sequence[str], batches: Sequence[Sequence[str]]) -> None:
+        """Deploy the canaries, which are measured before and after, then these batches. The report says what came of it."""
+        steps = [(rules.CANARY, canaries)] if canaries else []
+        steps += [(f"batch {number} of {len(batches)}", names) for number, names in enumerate(batches, 1)]
+        for done, (title, names) in enumerate(steps, 1):
+            measured = title == rules.CANARY
             self.say(f"==> {title}: {', '.join(names)}")
             self._batch(list(names), title, measured)
-            bad = rules.failures(self.report.states[name] for batch in batches[: number + 1] for name in batch)
+            bad = rules.failures(self.report.states[name] for _, step in steps[:done] for name in step)
             if bad > (0 if measured else self.max_failures):
-                waiting = sum(len(batch) for batch in batches[number + 1 :])
+                waiting = sum(len(step) for _, step in steps[done:])
                 if waiting:
                     self.say(f"stopped: {bad} of the hosts so far failed; {waiting} were not begun")
                 break
@@ -257,8 +282,8 @@ class Rollout:
         kept = {key: entry[key] for key in ("before", "bench_before") if key in entry}
         if "before" not in kept:
             kept["before"] = release_of(fleet, host)
-        if measured and kept["before"] and not carried and (found := self.measure(fleet, host)):
-            kept["bench_before"] = found
+        if measured and kept["before"] and not carried:
+            kept |= self._measured(fleet, host, "bench_before")
         entry.clear()
         self.report.set(host.name, state="running", batch=title, **kept)
         return carried
@@ -277,11 +302,24 @@ class Rollout:
             known["pending"] = pending
         return known
 
+    def _measured(self, fleet: Fleet, host: Any, key: str) -> dict[str, Any]:
+        """A short benchmark for the report, under this key; or why there is none, which is said as well."""
+        found = self.measure(fleet, host)
+        if isinstance(found, str):
+            self.say(f"    {host.name} was not measured: {found}")
+            return {"not_measured": found}
+        return {key: found} if found else {}
+
     def _slower(self, fleet: Fleet, host: Any) -> dict[str, Any]:
         """How fast a canary is now; it has failed when that is too slow against what it served before."""
-        before, found = self.report.document["hosts"][host.name].get("bench_before"), self.measure(fleet, host)
-        known: dict[str, Any] = {"bench_after": found} if found else {}
-        if before and found and (worse := self.slower(before, found)):
+        before, known = self.report.document["hosts"][host.name].get("bench_before"), self._measured(fleet, host, "bench_after")
+        after = known.get("bench_after")
+        if not before or not after:
+            return known
+        if others := before["disturbed"] or after["disturbed"]:  # what others made slower is no fault of the release
+            self.say(f"    {host.name}: its speed is not judged: {others}")
+            return {**known, "not_measured": others}
+        if worse := self.slower(before, after):
             known |= {"state": "failed", "reason": "; ".join(worse), "regression": True}
         return known
 
@@ -292,6 +330,9 @@ class Rollout:
             for name, host in self.report.document["hosts"].items()
             if (host["state"] == "done" or host.get("regression")) and host.get("before") not in (None, host.get("after"))
         ]
+        kept = [n for n, host in self.report.document["hosts"].items() if host["state"] == "done" and host.get("before") is None]
+        if kept:
+            self.say(f"served nothing before, and keep what they have: {', '.join(kept)}")
         if not changed:
             return
         self.say(f"==> back to what they served before: {', '.join(changed)}")

@@ -7,13 +7,14 @@ from typing import Any
 
 import gevent.event
 import pytest
+from paramiko.ssh_exception import SSHException
 from pyinfra.api import Inventory
 
 from tests.operations.test_op_release import BUILDS, MODELS, ROOT, host
 from wsllama import ahead
 from wsllama.commands.common import each
 from wsllama.domain import drift
-from wsllama.remote import Fleet
+from wsllama.remote import Fleet, RemoteError
 
 UNIT_FILE, KEY = "/etc/systemd/system/llama-server.service", "/etc/wsllama/api-key"
 WATCHDOG = (f"{ROOT}/watchdog.py", "/etc/systemd/system/llama-watchdog.service")
@@ -86,6 +87,30 @@ def test_a_host_that_says_nothing_holds_up_no_other() -> None:
         return "answered"
 
     assert each(fleet, ask, 0.5) == ({"@fake/b": "answered"}, {"@fake/a": "no answer within 0.5 s"})
+
+
+@pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(104, "reset"), SSHException("SSH session not active")])
+def test_a_connection_that_ends_fails_its_host_alone(error: Exception) -> None:
+    """paramiko raises these when a host is gone that was connected; they ended the look at all hosts."""
+    quick = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": {"# status": '{"state": 1}'}}
+    fleet = Fleet(Inventory((["@fake/a", "@fake/b"], quick))).connect()
+
+    def lost(*_: Any, **__: Any) -> Any:
+        raise error
+
+    fleet.hosts[0].run_shell_command = lost
+    found, failed = each(fleet, lambda host: fleet.run(host, "status", {}))
+    assert found == {"@fake/b": {"state": 1}}
+    assert failed == {"@fake/a": f"the connection is lost: {str(error) or 'EOFError'}"}
+    with pytest.raises(RemoteError, match="the connection is lost"):
+        fleet.shell(fleet.hosts[0], "true")
+
+
+def test_an_answer_that_is_none_is_said_so() -> None:
+    quick = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": {"# status": "Welcome!"}}
+    fleet = Fleet(Inventory((["@fake/a"], quick))).connect()
+    with pytest.raises(RemoteError, match="the host's answer can't be read: it ends with 'Welcome!'"):
+        fleet.run(fleet.hosts[0], "status", {})
 
 
 def test_a_secret_is_named_and_not_shown(capfd: pytest.CaptureFixture[str]) -> None:

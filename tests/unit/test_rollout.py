@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import given
@@ -24,22 +24,30 @@ STATES = st.lists(st.sampled_from(get_args(rules.State)), max_size=12)
     [
         (None, 4, [1, 4, 3]),
         ("2", 3, [2, 3, 3]),
-        ("0", 8, [8]),
+        ("0", 8, [0, 8]),
         ("99", 1, [8]),
         ("desk-5", 8, [1, 7]),
     ],
 )
 def test_canaries_come_first_and_then_batches(canary: str | None, batch: int, expected: list[int]) -> None:
-    found = rules.batches(NAMES, canary, batch)
-    assert [len(part) for part in found] == expected
-    assert found[0][0] == ("desk-5" if canary == "desk-5" else "desk-1")
+    canaries, batches = rules.batches(NAMES, canary, batch)
+    assert [len(part) for part in (canaries, *batches)] == expected
+    assert next(name for part in (canaries, *batches) for name in part) == ("desk-5" if canary == "desk-5" else "desk-1")
 
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=20), st.integers(0, 25), st.integers(1, 25))
 def test_every_host_comes_once(names: list[str], canaries: int, batch: int) -> None:
-    found = rules.batches(names, f"{canaries}", batch)
-    assert sorted(name for part in found for name in part) == sorted(names)
-    assert all(0 < len(part) <= batch for part in found[1:])
+    first, found = rules.batches(names, f"{canaries}", batch)
+    assert sorted(name for part in (first, *found) for name in part) == sorted(names)
+    assert all(0 < len(part) <= batch for part in found)
+
+
+def test_once_a_canary_has_the_release_the_rest_needs_none() -> None:
+    began = {"desk-1": "canary", "desk-2": "batch 1 of 2"}
+    states: dict[str, rules.State] = {"desk-1": "done", "desk-2": "failed", "desk-3": "waiting"}
+    assert rules.canary_of_the_rest("desk-1", began, states) == "0"
+    assert rules.canary_of_the_rest("desk-1", began, {**states, "desk-1": "failed"}) == "desk-1"
+    assert rules.canary_of_the_rest(None, {}, {**states, "desk-1": "offline"}) is None
 
 
 def test_a_canary_that_is_not_there() -> None:
@@ -100,7 +108,7 @@ def test_a_host_that_failed_to_connect_is_no_silent_success() -> None:
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    settings, errors = parse({"model": {"path": "/m.gguf"}})
+    settings, errors = parse({"model": {"path": str(tmp_path / "m.gguf")}})
     assert settings, errors
     monkeypatch.setattr(
         rollout, "settings_of", lambda host: settings if not host.other else settings.model_copy(update={"keep_releases": 9})
@@ -117,7 +125,9 @@ def test_a_report_is_gone_on_with(tmp_path: Path, hosts: list[Any]) -> None:
     document = json.loads(path.read_text())
     assert (document["exit_code"], document["left"]) == (1, ["desk-2"])
     assert [p.name for p in path.parent.iterdir()] == ["r.json"], "nothing aside is left"
-    again = rollout.Report.resumed(path, hosts)
+    again = rollout.Report.resumed(path)
+    again.fits(hosts)
+    assert again.options == {"batch": 2}
     assert again.states == {"desk-1": "done", "desk-2": "waiting"}
     again.set("desk-2", state="unchanged", pending=["wsl --shutdown"])
     assert json.loads(path.read_text())["exit_code"] == 5
@@ -132,21 +142,74 @@ def test_the_log_of_a_server_is_not_the_reason() -> None:
 
 
 def test_another_lock_or_another_setting_is_another_rollout(tmp_path: Path, hosts: list[Any]) -> None:
-    path = tmp_path / "r.json"
-    rollout.Report.begun(path, hosts, {}).save()
+    report = rollout.Report.begun(tmp_path / "r.json", hosts, {})
+    report.fits(hosts)
     with pytest.raises(rollout.RolloutError, match="begin a new rollout"):
-        rollout.Report.resumed(path, hosts[:1])
+        report.fits(hosts[:1])
     hosts[0].other = True
-    with pytest.raises(rollout.RolloutError, match=r"wsllama\.lock or the hosts' settings or names have changed"):
-        rollout.Report.resumed(path, hosts)
+    with pytest.raises(rollout.RolloutError, match=r"wsllama\.lock, a model's file or the hosts' settings or names have changed"):
+        report.fits(hosts)
     hosts[0].other = False
     (tmp_path / "lock").write_text('{"a": 1}')
     with pytest.raises(rollout.RolloutError, match="begin a new rollout"):
-        rollout.Report.resumed(path, hosts)
+        report.fits(hosts)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1, "hosts": {}}', '{"format": 2, "hosts": {}, "digest": ""}'])
-def test_what_is_no_report(tmp_path: Path, hosts: list[Any], text: str) -> None:
+def test_another_file_at_the_models_path_is_another_rollout(tmp_path: Path, hosts: list[Any]) -> None:
+    """Those that were offline would get another model than those that have it, with the same settings."""
+    report = rollout.Report.begun(tmp_path / "r.json", hosts, {})
+    (tmp_path / "m.gguf").write_bytes(b"another model")
+    with pytest.raises(rollout.RolloutError, match="a model's file"):
+        report.fits(hosts)
+
+
+def test_a_report_that_can_not_be_written_is_said_so(tmp_path: Path, hosts: list[Any]) -> None:
+    (tmp_path / "file").write_text("")
+    report = rollout.Report.begun(tmp_path / "file" / "r.json", hosts, {})
+    with pytest.raises(rollout.RolloutError, match=r"file/r\.json can't be written: .*: give --report another place"):
+        report.save()
+
+
+def canary(tmp_path: Path, hosts: list[Any], found: Any, before: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """What the report says of a canary that is measured after its deploy, and what was said."""
+    report, said = rollout.Report.begun(tmp_path / "r.json", hosts, {}), list[str]()
+    report.document["hosts"]["desk-1"]["bench_before"] = before
+    run = rollout.Rollout(
+        "inventory",
+        report,
+        0,
+        False,
+        lambda names: cast(Any, None),
+        lambda fleet, host: found,
+        lambda a, b: ["slow"],
+        said.append,
+    )
+    return run._slower(cast(Any, None), hosts[0]), said
+
+
+def test_a_canary_that_could_not_be_measured_is_said_in_the_report(tmp_path: Path, hosts: list[Any]) -> None:
+    known, said = canary(tmp_path, hosts, "the server is answering somebody now", {"disturbed": ""})
+    assert known == {"not_measured": "the server is answering somebody now"}
+    assert said == ["    desk-1 was not measured: the server is answering somebody now"]
+
+
+def test_a_measurement_that_others_disturbed_fails_no_canary(tmp_path: Path, hosts: list[Any]) -> None:
+    slow = {"disturbed": ""}
+    assert canary(tmp_path, hosts, slow, slow)[0]["state"] == "failed"
+    others = {"disturbed": "the server generated 9 tokens for others meanwhile"}
+    for before, after in ((slow, others), (others, slow)):
+        known, said = canary(tmp_path, hosts, after, before)
+        assert known == {"bench_after": after, "not_measured": others["disturbed"]}
+        assert said == [f"    desk-1: its speed is not judged: {others['disturbed']}"]
+
+
+ODD = '{"format": 1, "digest": "", "options": {}, "hosts": {"desk-1": {"state": "odd"}}}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"format": 1, "hosts": {}}', ODD, ODD.replace("1", "2").replace("odd", "done")]
+)
+def test_what_is_no_report(tmp_path: Path, text: str) -> None:
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(rollout.RolloutError, match=r"r\.json (is no report|was written by another version)"):
-        rollout.Report.resumed(tmp_path / "r.json", hosts)
+        rollout.Report.resumed(tmp_path / "r.json")

@@ -13,21 +13,23 @@ FINISHED: tuple[State, ...] = ("done", "unchanged")
 """What a later run of the same rollout leaves alone."""
 DEFAULT_BATCH = 8
 """Hosts at a time: few enough that a bad release reaches a part of a fleet only."""
+CANARY = "canary"
+"""Title of the first step, in the report."""
 
 OK, FAILED, OFFLINE = 0, 1, 4
 
 
-def batches(hosts: Sequence[str], canary: str | None, batch: int) -> list[list[str]]:
-    """Hosts in the order in which they are deployed, the canaries first.
+def batches(hosts: Sequence[str], canary: str | None, batch: int) -> tuple[list[str], list[list[str]]]:
+    """The canaries, and behind them the others in the order in which they are deployed.
 
-    hosts: names, without those that are offline; canary: the name of one, or how many of the first, or None for one (a single
-    host needs none); batch: most hosts at a time behind the canaries, at least 1. Raises ValueError with one sentence.
+    hosts: names, without those that are offline; canary: the name of one, or how many of the first (0: none), or None for one;
+    batch: most hosts at a time behind the canaries, at least 1. Raises ValueError with one sentence.
     """
     if batch < 1:
         raise ValueError(f"--batch {batch}: at least one host at a time is needed")
     first = _canaries(hosts, canary)
     rest = [name for name in hosts if name not in first]
-    return [part for part in (first, *(rest[at : at + batch] for at in range(0, len(rest), batch))) if part]
+    return first, [rest[at : at + batch] for at in range(0, len(rest), batch)]
 
 
 def _canaries(hosts: Sequence[str], canary: str | None) -> list[str]:
@@ -38,6 +40,15 @@ def _canaries(hosts: Sequence[str], canary: str | None) -> list[str]:
     if canary.isdecimal():
         return list(hosts[: int(canary)])
     raise ValueError(f"--canary {canary}: no host that can be reached has this name; give one of them, or a number")
+
+
+def canary_of_the_rest(canary: str | None, began: Mapping[str, str], states: Mapping[str, State]) -> str | None:
+    """What to give `batches` for a rollout that is gone on with: once a canary has the release, the others need none.
+
+    canary: as of the whole rollout; began: host -> the batch that it was in, of those that were begun
+    """
+    passed = any(title == CANARY and states[name] in FINISHED for name, title in began.items())
+    return "0" if passed else canary
 
 
 def outcome(ok: bool, changes: int, there: bool) -> State:
