@@ -94,7 +94,8 @@ def look(fleet: Fleet, host: Any, deep: bool = False) -> Ahead:
         steps = _steps(fleet.state, host)
         release, number = None, None
         try:
-            now = probe.see(probe.together(looks(settings), {"releases": {layout.ROOT: None}}))
+            with fleet.asking(host):
+                now = probe.see(probe.together(looks(settings), {"releases": {layout.ROOT: None}}))
             release = wanted(now, settings)
             number = number_of(now, release.digest)
         except (Later, Refused):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -47,9 +47,17 @@ class Fleet:
         """Those that are connected."""
         return [h for h in self.wanted if h.connected]
 
+    def reconnect(self, host: Any) -> None:
+        """Drop what is left of a host's connection, and connect it anew; `unreachable` says why where that fails."""
+        self.unreachable[host.name] = "the connection was lost"
+        _disconnect(host)
+        host.connect(show_errors=False)
+        if host.connected:
+            del self.unreachable[host.name]
+
     def close(self) -> None:
         for host in self.hosts:
-            host.disconnect()
+            _disconnect(host)
 
     @contextmanager
     def at(self, host: Any) -> Iterator[None]:
@@ -116,6 +124,15 @@ class Fleet:
             raise RemoteError(" ".join(out.stderr_lines[-3:]) or f"no answer to {command!r}")
         text = lines[:-2] if lines[-2:-1] == [""] else lines[:-1]
         return int(lines[-1]), "".join(f"{line}\n" for line in text), "".join(f"{line}\n" for line in out.stderr_lines)
+
+
+def _disconnect(host: Any) -> None:
+    """Also a host that is gone, where pyinfra would take its own file away first."""
+    from paramiko.ssh_exception import SSHException
+
+    with suppress(EOFError, OSError, SSHException):
+        host.disconnect()
+    host.connected = False
 
 
 def _echo() -> None:

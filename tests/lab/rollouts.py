@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +28,17 @@ class Applied:
 
 
 def apply(
-    deployed: Deployed, inventory: Path, report: Path, *words: str, on_line: Callable[[str], None] | None = None
+    deployed: Deployed,
+    inventory: Path,
+    report: Path,
+    *words: str,
+    on_line: Callable[[str], None] | None = None,
+    interrupted_by: str = "",
 ) -> Applied:
     """Run it to its end; how fast a busy machine was just then counts for nothing.
 
-    report: to be gone on with where it is there; on_line: gets each line as it is said
+    report: to be gone on with where it is there; on_line: gets each line as it is said; interrupted_by: it gets Ctrl-C, alone,
+    when it says a line with this in it
     """
     which = ["--resume" if report.exists() else "--report", str(report)]
     with subprocess.Popen(
@@ -48,7 +55,9 @@ def apply(
             said.append(line)
             if on_line:
                 on_line(line)
-        process.wait(timeout=60)
+            if interrupted_by and interrupted_by in line:
+                process.send_signal(signal.SIGINT)
+        process.wait(timeout=600)
     assert "Traceback" not in "".join(said), "".join(said)
     return Applied(process.returncode, "".join(said), json.loads(report.read_text()))
 

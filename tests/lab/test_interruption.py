@@ -216,6 +216,38 @@ def test_killed_between_two_stages(deployed: Deployed) -> None:
     assert os.readlink(root / "last-good") == current(host)
 
 
+def programs(host: Host) -> list[str]:
+    """What of ours runs on a host, sent by a deploy."""
+    return host.nsenter(["pgrep", "-f", "^python3 -I -S -$"], check=False).stdout.split()
+
+
+def test_a_rollout_that_gets_ctrl_c_in_a_batch_ends_what_it_began_and_goes_on(deployed: Deployed, tmp_path: Path) -> None:
+    """The canary has it, the other one's service is just being started; the next run takes that one alone."""
+    one, two = deployed.lab.hosts
+    inventory = deployed.inventory({host.name: {"server": {"cache_ram": 519}} for host in (one, two)}, name="rollout")
+    report, before = tmp_path / "report.json", arguments_of(two)
+    rollouts.slow_to_start(two)
+    said = f"[{two.name}] llama-server.service: "
+    first = rollouts.apply(deployed, inventory, report, "--no-bench", interrupted_by=said)
+    assert first.returncode == 130, first.stderr
+    assert first.states == {one.name: "done", two.name: "running"}
+    assert (first.report["left"], first.report["exit_code"]) == ([two.name], 1)
+    assert f"interrupted; go on with: wsllama apply {inventory} --resume {report}\n" in first.stderr
+    deadline = time.monotonic() + LIMIT_S
+    while programs(two):
+        assert time.monotonic() < deadline, "its program goes on there, though nobody listens"
+        time.sleep(0.2)
+    rollouts.as_before(two)
+    second = rollouts.apply(deployed, inventory, report)
+    assert (second.returncode, second.states, second.report["left"]) == (0, dict.fromkeys(deployed.names, "done"), []), (
+        second.stderr
+    )
+    assert f"have the release already: {one.name}\nbatch 1: {two.name} " in second.stderr
+    assert answers(two)
+    assert arguments_of(two) != before
+    deployed.pyinfra(inventory).unchanged()
+
+
 def test_two_runs_at_once_that_want_the_same(deployed: Deployed) -> None:
     host, wanted = deployed.lab.hosts[0], {"server": {"ctx_size": 1792}}
     with started(deployed, wanted) as one, started(deployed, wanted) as other:

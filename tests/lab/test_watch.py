@@ -96,14 +96,14 @@ def test_a_fleet_is_shown_once_and_live(watched: Watched) -> None:
     assert re.search(rf"^{watched.host.name}: since \d\d:\d\d: the GPU was used 0%", p.stdout, re.M)
     watched.gpu(**CARD, utilization=90)
     wait_for(lambda: not watched.sample()["warnings"])
-    said, status = live([str(BIN / "wsllama"), "watch", str(watched.inventory), "--every", "1"], after="RTX 4070", times=2)
+    said, status = live([str(BIN / "wsllama"), "watch", str(watched.inventory), "--every", "1"], watched.host)
     assert (status, "works" in said) == (0, True)
     document = json.loads(wsllama("watch", str(watched.inventory), "--json").stdout)
     assert document["hosts"][watched.host.name]["state"] == "works"
 
 
-def live(command: list[str], after: str, times: int) -> tuple[str, int]:
-    """What a command shows on a terminal until a text came so often, then Ctrl-C; and its status."""
+def live(command: list[str], host: Host) -> tuple[str, int]:
+    """What a command shows on a terminal until its connection to the host was cut and is there again, then Ctrl-C; its status."""
     master, slave = pty.openpty()
     environment = {**os.environ, "COLUMNS": "200", "TERM": "xterm"}
     with subprocess.Popen(
@@ -111,11 +111,19 @@ def live(command: list[str], after: str, times: int) -> tuple[str, int]:
     ) as p:
         os.close(slave)
         said = ""
-        try:
-            while said.count(after) < times:
+
+        def until(text: str, since: int) -> int:
+            nonlocal said
+            while text not in said[since:]:
                 said += os.read(master, 65536).decode(errors="replace")
+            return len(said)
+
+        try:
+            shown = until("RTX 4070", until("RTX 4070", 0))
+            host.nsenter(["pkill", "-f", "^sshd: root@notty"])
+            until("RTX 4070", until("no answer", shown))
             p.send_signal(2)
-            return said, p.wait(60)
+            return said, p.wait(600)
         finally:
             p.kill()
             os.close(master)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from wsllama import cli
 from wsllama.commands import rebuild_check
 from wsllama.domain import manifest
 
@@ -136,7 +138,41 @@ def test_a_file_that_is_no_record(
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    rebuild_check._write(tmp_path / "m.json", {"a": made()})
+    rebuild_check._write(tmp_path / "m.json", {"a": made()}, as_json=False)
     assert rebuild_check._read(tmp_path / "m.json", "a", as_json=False) == {"a": made()}
     assert json.loads((tmp_path / "m.json").read_text())["format"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["m.json"]
+
+
+def command(*words: str | Path, home: Path) -> Any:
+    """`wsllama rebuild-check` of hosts that nobody answers at, or of this machine, which has nothing of ours."""
+    result = CliRunner().invoke(cli.app, ["rebuild-check", *map(str, words)], env={"COLUMNS": "500", "HOME": str(home)})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+AWAY = '"ssh_hostname": "127.0.0.1", "ssh_port": 9, "platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}'
+
+
+def test_a_host_that_is_away_keeps_its_record(tmp_path: Path) -> None:
+    (tmp_path / "inventory").write_text(f'desks = [("desk-1", {{{AWAY}}})]\n')
+    before = json.dumps({"format": 1, "hosts": {"desk-1": made()}})
+    (tmp_path / "m.json").write_text(before)
+    assert command(tmp_path / "inventory", "--record", tmp_path / "m.json", home=tmp_path).exit_code == 4
+    assert (tmp_path / "m.json").read_text() == before
+
+
+def test_a_file_of_somebody_else_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "inventory").write_text(f'desks = [("desk-1", {{{AWAY}}})]\n')
+    (tmp_path / "mine.json").write_text('{"a": 1}')
+    result = command(tmp_path / "inventory", "--record", tmp_path / "mine.json", home=tmp_path)
+    assert (result.exit_code, (tmp_path / "mine.json").read_text()) == (2, '{"a": 1}')
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        rebuild_check._write(tmp_path / "none" / "m.json", {}, as_json=False)
+    assert (ended.value.exit_code, capsys.readouterr().err) == (
+        2,
+        f"refused: {tmp_path}/none/m.json can't be written: No such file or directory\n",
+    )

@@ -192,3 +192,27 @@ def test_nothing_to_report_is_refused(tmp_path: Path) -> None:
         f"refused: there is no record in {tmp_path}: `wsllama bench` takes one, or name a file or folder\n",
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_json_has_all_that_the_page_shows(tmp_path: Path) -> None:
+    p = wsllama("report", DATA, "-o", tmp_path / "page.html", "--json")
+    document = json.loads(p.stdout)
+    assert (p.returncode, document["file"], document["records"], document["hosts"]) == (0, str(tmp_path / "page.html"), 4, 3)
+    assert [row["host"] for row in document["fleet"]] == ["desk-1", "laptop", "server-1"]
+    assert (document["failed"], document["unreachable"]) == ({}, {})
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    p = wsllama("report", DATA, "-o", "-", "--json")
+    assert p.returncode == 2
+    assert json.loads(p.stdout)["errors"] == ["-o - puts the page on stdout, and --json its document: leave one of them out"]
+
+
+def test_a_host_that_is_away_is_named_where_nothing_is_here(tmp_path: Path) -> None:
+    away = '"ssh_hostname": "127.0.0.1", "ssh_port": 9, "platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}'
+    (tmp_path / "inventory").write_text(f'desks = [("desk-1", {{{away}}})]\n')
+    words = ("report", "--inventory", tmp_path / "inventory", "--records", tmp_path / "records", "-o", tmp_path / "page.html")
+    p = wsllama(*words)
+    assert p.returncode == 4
+    assert "nothing was written: there is no record in" in p.stderr
+    assert "desk-1 can't be reached: " in p.stderr
+    p = wsllama(*words, "--json")
+    assert (p.returncode, list(json.loads(p.stdout)["unreachable"])) == (4, ["desk-1"])

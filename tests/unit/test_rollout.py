@@ -203,6 +203,15 @@ def test_a_measurement_that_others_disturbed_fails_no_canary(tmp_path: Path, hos
         assert said == [f"    desk-1: its speed is not judged: {others['disturbed']}"]
 
 
+def test_a_host_that_served_nothing_before_keeps_what_it_has_and_is_named(tmp_path: Path, hosts: list[Any]) -> None:
+    report, said = rollout.Report.begun(tmp_path / "r.json", hosts, {}), list[str]()
+    report.document["hosts"] = {"desk-1": {"state": "done", "before": None, "after": "1"}, "desk-2": {"state": "failed"}}
+    nobody = cast(Any, None)
+    rollout.Rollout("inventory", report, 0, True, lambda names: nobody, nobody, nobody, said.append)._back()
+    assert said == ["served nothing before, and keep what they have: desk-1"]
+    assert report.states["desk-1"] == "done"
+
+
 ODD = '{"format": 1, "digest": "", "options": {}, "hosts": {"desk-1": {"state": "odd"}}}'
 
 

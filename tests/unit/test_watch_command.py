@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import gevent
 import pytest
+from pyinfra.api import Inventory
+from pyinfra.api.exceptions import ConnectError
 
 from wsllama.commands import watch as command
 from wsllama.domain.watch import state_of
 from wsllama.host import uninstall, watched
+from wsllama.remote import Fleet
 
 GPU = {
     "name": "NVIDIA GeForce RTX 4070", "total": 12 << 30, "used": 11 << 30, "utilization_percent": 97, "power_w": 180.4,
@@ -75,18 +79,41 @@ def test_what_is_not_reported_is_said_so() -> None:
     ]
 
 
-def test_a_host_that_goes_away_does_not_end_the_look_at_the_others() -> None:
-    class Fleet:
-        hosts = (SimpleNamespace(name="gone"), SimpleNamespace(name="here"))
+@pytest.fixture
+def fleet() -> Fleet:
+    quick = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": {"# watched": json.dumps(found())}}
+    return Fleet(Inventory((["@fake/gone", "@fake/here"], quick))).connect()
 
-        @staticmethod
-        def run(host: Any, *_: Any) -> dict[str, Any]:
-            if host.name == "gone":
-                raise EOFError
-            return found()
 
-    hosts, failed = command.looked(cast(Any, Fleet()))
-    assert (list(hosts), hosts["here"]["state"], failed) == (["here"], "works", {"gone": "the connection is gone: EOFError"})
+def fails(error: Exception) -> Callable[..., Any]:
+    def call(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return call
+
+
+def test_a_host_that_goes_away_is_connected_again_and_the_other_one_is_shown(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, tried = fleet.wanted[0], dict[str, float]()
+    with monkeypatch.context() as patched:
+        patched.setattr(gone, "run_shell_command", fails(EOFError()))
+        patched.setattr(gone, "disconnect", fails(EOFError()))  # as where sudo's password was given: a file is there to remove
+        hosts, failed = command.looked(fleet)
+        assert (list(hosts), hosts["@fake/here"]["state"], list(failed)) == (["@fake/here"], "works", ["@fake/gone"])
+        patched.setattr(type(gone.connector), "connect", fails(ConnectError("no route to it")))
+        command.reconnect(fleet, failed, tried)
+        gevent.sleep(0)
+        assert [host.name for host in fleet.hosts] == ["@fake/here"]
+        assert fleet.unreachable == {"@fake/gone": "no route to it"}
+        assert command.looked(fleet) == (hosts, {})
+    command.reconnect(fleet, fleet.unreachable, tried)
+    gevent.sleep(0)
+    assert fleet.unreachable, "it was tried just now"
+    command.reconnect(fleet, fleet.unreachable, {"@fake/gone": tried["@fake/gone"] - command.AGAIN_S})
+    gevent.sleep(0)
+    assert fleet.unreachable == {}
+    assert sorted(command.looked(fleet)[0]) == ["@fake/gone", "@fake/here"]
 
 
 def test_the_program_gives_the_newest_sample_or_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ class Refused(Exception):
     """One sentence or more, a line each."""
 
 
-@app.command(epilog="Example: wsllama lock show", short_help="Show the pinned models.")
+@app.command(epilog=f"Example: wsllama lock show. {CODES}", short_help="Show the pinned models.")
 def show(file: LockFile = DEFAULT, as_json: Json = False) -> None:
     """Show the pinned models as a table."""
     held = _guarded(lambda: lock.load(file), as_json)

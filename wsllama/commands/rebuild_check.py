@@ -22,13 +22,15 @@ Examples:
 Compared are packages and their versions, files with sha256, mode and owner, the build's files, what it was made with, models,
 units, arguments and variables of the service. Left out is what each machine has of its own: times, numbers of releases, the key.
 
-Exit codes: 0 recorded, or the same; 3 something is not the same, 1 a host could not be looked at or has no record, 2 settings or
-options are wrong, 4 a host can't be reached."""
+Exit codes: 0 recorded, or the same; 3 something is not the same, 1 a host could not be looked at, has no release or no record,
+2 settings or options are wrong, 4 a host can't be reached."""
 
 
 def rebuild_check(
     inventory: Inventory,
-    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the end state of the hosts to this file.")] = None,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the end state of the hosts to this file; others in it stay.")
+    ] = None,
     against: Annotated[Path | None, typer.Option(metavar="FILE", help="Compare the hosts with this file.")] = None,
     like: Annotated[str | None, typer.Option(metavar="HOST", help="Compare all with this one of the file, not by name.")] = None,
     deep: Annotated[bool, typer.Option("--deep", help="Read every byte of builds and models: minutes for 20 GB.")] = False,
@@ -39,23 +41,27 @@ def rebuild_check(
     if (record is None) == (against is None) or (like and not against):
         refuse(["give either --record FILE or --against FILE; --like HOST belongs to --against"], as_json)
     known = _read(against, like, as_json) if against else {}
+    kept = _read(record, None, as_json) if record and record.exists() else {}  # of hosts that are not asked now, or can't be
     with connected(inventory, limit, as_json) as fleet:
         from wsllama import ahead, layout
         from wsllama.guard import settings_of
+        from wsllama.remote import RemoteError
         from wsllama.settings import LOCK
 
         ahead.prepare(fleet)
 
         def one(host: Any) -> manifest.Manifest:
             found = ahead.look(fleet, host, deep)
+            if not found.record:  # two hosts that have nothing are the same, which says nothing
+                raise RemoteError("no release is there yet: deploy first")
             settings = json.dumps(settings_of(host).model_dump(mode="json"), sort_keys=True)
             inputs = {"input wsllama.lock": LOCK.read_bytes(), "input settings": settings.encode()}
             sums = {name: hashlib.sha256(data).hexdigest() for name, data in inputs.items()}
             return {**manifest.made(found.now, found.seen, {layout.API_KEY}), **sums}
 
         made, failed = each(fleet, one)
-    if record:
-        _write(record, made)
+    if record and made:
+        _write(record, {**kept, **made}, as_json)
     differ: dict[str, list[manifest.Difference]] = {}
     for name, here in made.items() if against else ():
         if (recorded := known.get(like or name)) is None:
@@ -100,6 +106,9 @@ def _read(path: Path, like: str | None, as_json: bool) -> dict[str, manifest.Man
     return hosts
 
 
-def _write(path: Path, made: dict[str, manifest.Manifest]) -> None:
-    text = json.dumps({"format": manifest.FORMAT, "hosts": made}, indent=1, sort_keys=True, ensure_ascii=False)
-    whole.text(path, text + "\n")
+def _write(path: Path, hosts: dict[str, manifest.Manifest], as_json: bool) -> None:
+    text = json.dumps({"format": manifest.FORMAT, "hosts": hosts}, indent=1, sort_keys=True, ensure_ascii=False)
+    try:
+        whole.text(path, text + "\n")
+    except OSError as e:
+        refuse([f"{path} can't be written: {e.strerror}"], as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,6 +24,7 @@ Examples:
 Exit codes: 0 nothing to warn of, 1 a host warns, is not watched or gave no answer, 2 settings
 are wrong, 4 a host can't be reached. Ctrl-C ends it, with the code of the last look."""
 LIMIT_S = 20.0
+AGAIN_S = 30.0  # a host that is away takes 10 s to be tried
 HEAD = ("HOST", "STATE", "GPU", "USED", "MEMORY", "POWER", "HEAT", "REQUESTS", "TOKENS/S")
 WELL = ("idle", "works")
 
@@ -36,8 +38,8 @@ def watch(
 ) -> None:
     """Show what GPUs do beside their servers, and what the hosts warn of: one question a host and look. Reads only.
 
-    The figures are those of llama-watch.service on each host (settings: watch). A host that can't be reached at the start is not
-    tried again.
+    The figures are those of llama-watch.service on each host (settings: watch). While it is live, a host that is lost or away is
+    tried again every half minute.
     """
     with connected(inventory, limit, as_json) as fleet:
         live = sys.stdout.isatty() and not once and not as_json
@@ -56,15 +58,9 @@ def looked(fleet: Fleet) -> tuple[dict[str, Any], dict[str, str]]:
     """One look at all hosts at once: what each samples, with its state in a word, and why others gave no answer."""
     from wsllama import layout
     from wsllama.domain.watch import state_of
-    from wsllama.remote import RemoteError
 
     def ask(host: Any) -> dict[str, Any]:
-        try:
-            found = fleet.run(host, "watched", {"folder": layout.WATCH_FOLDER, "unit": layout.WATCH_UNIT})
-        except RemoteError:
-            raise
-        except Exception as e:  # of whatever connects: a host that is gone must not end the look at the others
-            raise RemoteError(f"the connection is gone: {str(e) or type(e).__name__}") from e
+        found = fleet.run(host, "watched", {"folder": layout.WATCH_FOLDER, "unit": layout.WATCH_UNIT})
         return {"state": state_of(found), **found}
 
     return each(fleet, ask, LIMIT_S)
@@ -75,16 +71,32 @@ def followed(fleet: Fleet, every: float) -> tuple[dict[str, Any], dict[str, str]
     from rich.live import Live
     from rich.text import Text
 
+    tried = dict.fromkeys(fleet.unreachable, time.monotonic())
     hosts, failed = looked(fleet)
     try:
         with Live(auto_refresh=False) as live:
             while True:
                 lines = shown(hosts, failed, fleet.unreachable)
                 live.update(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), refresh=True)
+                reconnect(fleet, {*failed, *fleet.unreachable}, tried)
                 time.sleep(every)
                 hosts, failed = looked(fleet)
     except KeyboardInterrupt:
         return hosts, failed
+
+
+def reconnect(fleet: Fleet, lost: Collection[str], tried: dict[str, float]) -> None:
+    """Connect hosts anew beside the looks, which don't wait for that; each at most every AGAIN_S.
+
+    lost: names; tried: when that was done last, by name
+    """
+    import gevent
+
+    now = time.monotonic()
+    for host in fleet.wanted:
+        if host.name in lost and now - tried.get(host.name, -AGAIN_S) >= AGAIN_S:
+            tried[host.name] = now
+            gevent.spawn(fleet.reconnect, host)
 
 
 def shown(hosts: dict[str, Any], failed: dict[str, str], unreachable: dict[str, str]) -> list[str]:
