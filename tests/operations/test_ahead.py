@@ -47,11 +47,11 @@ def bare(**more: Any) -> dict[str, Any]:
     return {**now, **more}
 
 
-def looked(capfd: pytest.CaptureFixture[str], now: dict[str, Any]) -> tuple[ahead.Ahead, list[str]]:
-    """A host of which this is seen, looked at, and the commands that it got."""
+def looked(capfd: pytest.CaptureFixture[str], now: dict[str, Any], **more: Any) -> tuple[ahead.Ahead, list[str]]:
+    """A host of which this is seen, looked at, and the commands that it got. more: of its settings."""
     answer = json.dumps({"now": now, "seen": SEEN})
     quick = {"fake_delay": 0, "fake_delay_jitter": 0, "fake_responses": {"# drift": answer}}
-    wanted = {"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}}
+    wanted = {"platform": "linux", "model": {"path": "/srv/a.gguf", "on": "host"}, **more}
     fleet = Fleet(Inventory((["@fake/a"], {**quick, **wanted}))).connect()
     ahead.prepare(fleet)
     (only,) = fleet.hosts
@@ -75,6 +75,19 @@ def test_one_question_says_all_that_a_deploy_would_do(capfd: pytest.CaptureFixtu
     assert service["later"] == ["another release is to be served"]
     unit = next(step["diffs"] for step in found.steps if step["operation"] == "server | unit")
     assert "+ExecStart=/opt/wsllama/current/build/bin/llama-server $LLAMA_SERVER_ARGS" in unit[0], "a new file is shown whole"
+
+
+def test_all_that_differs_of_a_service_of_ours_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """Of each operation a look ahead sees what comes before its first command."""
+    link = "/srv/wsllama.prom"
+    masked = {"LoadState": "masked", "ActiveState": "inactive", "UnitFileState": "masked"}
+    now = bare()
+    now["units"]["llama-watchdog.service"] = masked
+    now["files"][link] = None
+    found, _ = looked(capfd, now, watch={"enabled": True, "textfile": link})
+    told = {step["operation"]: [one["of"] for one in step["told"]] for step in found.steps}
+    assert told["server | watchdog"] == [*WATCHDOG, "llama-watchdog.service"]
+    assert told["server | GPU watch"] == [*WATCH, link]
 
 
 def test_a_host_that_says_nothing_holds_up_no_other() -> None:

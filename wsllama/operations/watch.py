@@ -72,8 +72,11 @@ def watch(now: Any, settings: Settings) -> Iterator[Any]:
 
     + settings: of the host
     """
-    yield from own_service(now, layout.WATCH_UNIT, files_of(settings), settings.watched)
-    yield from _linked(now, settings.watch.textfile if settings.watched else None)
+    # As a whole before the first command: a look ahead, which gets no further, names all that differs.
+    yield from [
+        *own_service(now, layout.WATCH_UNIT, files_of(settings), settings.watched),
+        *_linked(now, settings.watch.textfile if settings.watched else None),
+    ]
 
 
 def _linked(now: Any, path: str | None) -> Iterator[Any]:

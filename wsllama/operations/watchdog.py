@@ -60,7 +60,8 @@ def own_service(now: Any, name: str, wanted: list[File], on: bool) -> Iterator[A
     commands = list(changes(now, wanted))
     state = unit.get("ActiveState"), unit.get("UnitFileState"), "reload" if unit.get("NeedDaemonReload") == "yes" else "loaded"
     if commands or state != STATE:
-        if not commands:
+        made_before = unit.get("LoadState") not in (None, "not-found")
+        if not commands or (made_before and state[:2] != STATE[:2]):
             is_now, shall_be = (", ".join(map(str, words)) for words in (state, STATE))
             tell(f"{name}: {is_now} -> {shall_be}", name, is_now, shall_be)
         yield from commands
