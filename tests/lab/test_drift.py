@@ -88,6 +88,11 @@ ONE: Mapping[str, Tampering] = {
         (("release", "releases/{N}/release.json: server.metrics", "nobody"),),
         """sed -i 's/"metrics": false/"metrics": true/' $R/release.json""",
     ),
+    "plan of the release edited": Tampering(
+        """sed -i 's/"given_up": \\[\\]/"given_up": ["x"]/' $R/release.json""",
+        (("release", "releases/{N}/release.json: plan", "nobody"),),
+        """sed -i 's/"given_up": \\["x"\\]/"given_up": []/' $R/release.json""",
+    ),
     "last-good moved": Tampering(f"ln -sfn releases/0 {ROOT}/last-good", (("link", f"{ROOT}/last-good", "deploy"),)),
     "model with other bytes, touched back": Tampering(
         "cp -p $M /root/m; printf x | dd of=$M bs=1 seek=7000000 conv=notrunc status=none; touch -r /root/m $M",

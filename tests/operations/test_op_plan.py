@@ -13,7 +13,7 @@ from tests.operations.fake_hosts import Converge, settings
 from tests.operations.test_op_release import BUILDS, BUILT, MACHINE, MODELS, ORIGINAL, ROOT, STAMP, UNIT, build_id, host
 from tests.operations.test_op_windows import CONFIG
 from tests.operations.test_op_windows import seen as windows_seen
-from wsllama.domain import models
+from wsllama.domain import drift, models
 from wsllama.operations import plan, preflight, release, server, windows
 from wsllama.operations.base import resource
 
@@ -157,6 +157,14 @@ def test_a_recorded_plan_holds_whatever_vram_is_free(planner: Planner) -> None:
     for now in (kept(on_gpu(full), made), kept(on_gpu(ram=23.9), made), kept(on_gpu(), made, accepted=False)):
         assert planner(now, **GPU) == (first, made)
         assert planner.outcome.commands == []
+
+
+def test_a_plan_that_was_edited_on_the_host_is_made_anew(planner: Planner) -> None:
+    first, made = planner(on_gpu(), **GPU)
+    recorded = drift.sealed(made)
+    assert planner(kept(on_gpu(), recorded), **GPU) == (first, recorded)
+    edited = {**recorded, "server": {**recorded["server"], "n_cpu_moe": 0}}
+    assert planner(kept(on_gpu(), edited), **GPU) == (first, made)
 
 
 @pytest.mark.parametrize(

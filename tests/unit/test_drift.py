@@ -134,6 +134,22 @@ def test_settings_one_by_one() -> None:
     assert (edited.kind, edited.what, edited.wins) == ("release", "releases/3/release.json: server.ctx_size", "nobody")
 
 
+def test_a_plan_that_was_edited_on_the_host() -> None:
+    """Its figures are in no digest, so the release is the same, or another one whose settings are."""
+    plan = {"made": "k", "memory": {"ram": {"total": 3, 2: [1.5]}}}
+    record = {"digest": "1", "plan": json.loads(json.dumps(drift.sealed(plan)))}
+    assert drift.settings(record, {"digest": "1", "plan": plan}, "3") == []
+    changes: list[dict[str, Any]] = [{"ram": 5}, {"memory": {}}]
+    for change in changes:
+        edited = {**record, "plan": {**record["plan"], **change}}
+        for digest in ("1", "2"):
+            (finding,) = drift.settings(edited, {"digest": digest, "plan": plan}, "3")
+            assert (finding.kind, finding.what, finding.wins) == ("release", "releases/3/release.json: plan", "nobody")
+    (other,) = drift.settings(record, {"digest": "2", "plan": {"made": "l"}}, "3")
+    assert (other.kind, other.what, other.wins) == ("setting", "plan", "deploy")
+    assert drift.intact({"made": "of an earlier version"})
+
+
 def test_what_a_deploy_would_do_is_a_finding_unless_the_records_say_it_better() -> None:
     told = [{"text": "/etc/a: mode 1 -> 2", "of": "/etc/a", "now": "mode 1", "wanted": "mode 2"}]
     step = {"operation": "distro | folders", "told": told, "refused": [], "later": ["x"]}

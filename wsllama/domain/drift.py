@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -131,6 +133,21 @@ def unknown(ahead: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*(f"what the release would hold, because {masked(reason)}" for reason in later), *found]
 
 
+def sealed(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan as a release records it: with a sum of the rest, because its figures are in no digest."""
+    return {**plan, "sum": _sum(plan)}
+
+
+def intact(plan: Mapping[str, Any]) -> bool:
+    """Whether a recorded plan is as it was made; one without a sum is of an earlier version, and taken as it is."""
+    return plan.get("sum") in (None, _sum(plan))
+
+
+def _sum(plan: Mapping[str, Any]) -> str:
+    rest = json.loads(json.dumps({key: value for key, value in plan.items() if key != "sum"}))  # as it is read again
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def settings(record: Mapping[str, Any], new: Mapping[str, Any], number: str) -> list[Finding]:
     """Where the record of the current release and that of the wanted one differ, setting by setting.
 
@@ -138,18 +155,25 @@ def settings(record: Mapping[str, Any], new: Mapping[str, Any], number: str) -> 
     same release, so somebody has edited the record.
     """
     edited = record.get("digest") == new.get("digest")
+    again = f"remove the folder releases/{number}, then deploy: it is made again"
     out = []
+    if not intact(record.get("plan") or {}):
+        what = f"releases/{number}/release.json: plan"
+        out.append(Finding("release", what, "edited", "as it was made", "nobody", again))
     for topic in ("commit", "build", "model", "server", "gpu"):
         for name, (now, should) in _pairs(topic, record.get(topic), new.get(topic)).items():
             if edited:
                 what = f"releases/{number}/release.json: {name}"
-                mend = f"remove the folder releases/{number}, then deploy: it is made again"
-                out.append(Finding("release", what, masked(now), masked(should), "nobody", mend))
+                out.append(Finding("release", what, masked(now), masked(should), "nobody", again))
             else:
                 out.append(Finding("setting", name, masked(now), masked(should), "deploy", f"{DEPLOY}, or change the setting"))
-    if not out and not edited and record.get("plan") != new.get("plan"):
+    if not out and not edited and _figures(record) != _figures(new):
         out.append(Finding("setting", "plan", "with other figures", "as the host is now", "deploy", DEPLOY))
     return out
+
+
+def _figures(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in (record.get("plan") or {}).items() if key != "sum"}
 
 
 def _pairs(name: str, now: Any, should: Any) -> dict[str, tuple[str, str]]:

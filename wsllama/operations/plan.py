@@ -16,7 +16,7 @@ from typing import Any
 from pyinfra import host, logger
 
 from wsllama import layout, lock, model_files, planning
-from wsllama.domain import models, plan_report, planner
+from wsllama.domain import drift, models, plan_report, planner
 from wsllama.domain import windows as rules
 from wsllama.domain.memory import MIB
 from wsllama.domain.wslconfig import find, parse
@@ -81,13 +81,17 @@ def problems(now: Any, settings: Settings) -> list[str]:
 
 
 def recorded(now: Any, keys: dict[str, str]) -> dict[str, Any] | None:
-    """The plan with these keys, and for this guest's RAM, of the current release, or else of the newest that was accepted."""
+    """The plan with these keys, and for this guest's RAM, of the current release, or else of the newest that was accepted.
+
+    One that was edited on the host is none.
+    """
     there = now["releases"][layout.ROOT]
     counts = [n for n, release in there["numbers"].items() if release["accepted"] or n == there["current"]]
     order = sorted(counts, key=lambda n: (n == there["current"], int(n)), reverse=True)
     plans = [there["numbers"][n].get("plan") for n in order]
     total = now["system"]["memory_total"]
-    return next((plan for plan in plans if plan and keys.items() <= plan.items() and _holds(plan, total)), None)
+    good = [plan for plan in plans if plan and drift.intact(plan)]
+    return next((plan for plan in good if keys.items() <= plan.items() and _holds(plan, total)), None)
 
 
 def _holds(plan: dict[str, Any], total: int) -> bool:

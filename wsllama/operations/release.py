@@ -8,7 +8,7 @@ from typing import Any
 from pyinfra import state
 
 from wsllama import layout
-from wsllama.domain import limits, memory, server_flags, stages, systemd
+from wsllama.domain import drift, limits, memory, server_flags, stages, systemd
 from wsllama.domain.stages import Stage
 from wsllama.facts import probe
 from wsllama.operations import llama_cpp, model, plan
@@ -97,7 +97,7 @@ def wanted(now: Any, settings: Settings, stage: Stage | None = None) -> Release:
             "model": {**recorded, **({"others": others} if others else {})},
             "server": server.model_dump(mode="json", exclude=BESIDE),
             "gpu": wants_gpu(settings),
-            "plan": planned,
+            "plan": drift.sealed(planned) if planned else planned,
             "stage": stage.name,
             "final": stage == last,
         },
