@@ -7,6 +7,7 @@ Stock pyinfra can't refuse between reading the inventory and connecting, and exi
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import socket
@@ -179,10 +180,16 @@ def _connect(state: Any, stock: Any) -> None:
     stock(state)
 
 
+def quiet() -> None:
+    """Why a host can't be connected comes as an exception, in a sentence; paramiko's threads print tracebacks of the same."""
+    logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
 def install() -> None:
     """Stand between inventory and hosts; called by config.py."""
     global _installed
     if not _installed:
+        quiet()
         engine.lighten()
         engine.wrap_inventory(_inventory)
         engine.wrap_connect(_connect)

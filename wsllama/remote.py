@@ -22,8 +22,9 @@ class Fleet:
         from pyinfra.api import Config, State
         from pyinfra.api.state import BaseStateCallback
 
-        from wsllama.guard import Callbacks, limited
+        from wsllama.guard import Callbacks, limited, quiet
 
+        quiet()
         self.unreachable: dict[str, str] = {}
 
         class Errors(BaseStateCallback):  # type: ignore[misc]

@@ -197,3 +197,26 @@ def test_the_command_line_is_read_without_pyinfra() -> None:
     code = "import sys, wsllama.cli; print(sorted(name for name in sys.modules if name.split('.')[0] in ('pyinfra', 'gevent')))"
     p = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (p.stdout, p.stderr) == ("[]\n", "")
+
+
+class NoSsh(BaseHTTPRequestHandler):
+    """Something else that listens where a host's sshd was looked for."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_port_that_has_no_ssh_is_a_sentence_and_no_traceback(tmp_path: Path) -> None:
+    with HTTPServer(("127.0.0.1", 0), NoSsh) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        away = f'"ssh_hostname": "127.0.0.1", "ssh_port": {server.server_port}, {GOOD}'
+        (tmp_path / "inventory").write_text(f'desks = [("desk-1", {{{away}}})]\n')
+        p = wsllama("status", tmp_path / "inventory")
+        deploy = [str(Path(WSLLAMA).with_name("pyinfra")), str(tmp_path / "inventory"), "deploy.py", "-y"]
+        deployed = subprocess.run(deploy, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        server.shutdown()
+    assert p.returncode == 4
+    assert p.stderr.splitlines()[-1].startswith("desk-1 can't be reached: SSH error (Error reading SSH protocol banner")
+    assert deployed.returncode == 1
+    assert "[desk-1] SSH error (Error reading SSH protocol banner" in deployed.stderr
+    assert "Traceback" not in deployed.stderr
