@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from html import unescape
@@ -180,3 +181,20 @@ def test_at_night_the_page_is_dark(page: Path) -> None:
     found = measured(page, (390, 844), "--blink-settings=preferredColorScheme=0")
     assert max(rgb(found["background"])) < 40
     assert found["scroll"] == 390
+
+
+def test_on_paper_it_is_light_and_its_bars_have_their_colours(page: Path) -> None:
+    """Also where the screen is dark; by what the browser's own PDF paints."""
+    paper = page.with_name("page.pdf")
+    chromium(
+        page, VIEWPORTS["desktop"], "--blink-settings=preferredColorScheme=0", "--no-pdf-header-footer", f"--print-to-pdf={paper}"
+    )
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", paper.read_bytes(), re.S)
+    drawn = b"\n".join(zlib.decompressobj().decompress(one) for one in streams)
+    painted = {
+        tuple(round(float(part) * 255) for part in found.split()[:3])
+        for found in re.findall(rb"[\d.]+ [\d.]+ [\d.]+ rg\b", drawn)
+    }
+    light = dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", page.read_text().partition("@media")[0]))
+    names = ("ink", "soft", "track", "weights", "kv", "recurrent", "compute", "others", "mark")
+    assert {name: tuple(bytes.fromhex(light[name][1:])) in painted for name in names} == dict.fromkeys(names, True)
