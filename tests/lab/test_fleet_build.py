@@ -15,7 +15,7 @@ from lab import Lab, tiny_model
 from lab.base import cache_dir
 from lab.lab import Host
 from tests.lab import rollouts
-from tests.lab.deployed import Deployed, Run, answers
+from tests.lab.deployed import Deployed, Run, answers, wsllama
 from wsllama import artifacts
 
 CCACHE = "/var/cache/wsllama/ccache"
@@ -102,13 +102,20 @@ def test_a_second_run_changes_nothing(fleet: Fleet) -> None:
 
 
 @pytest.mark.full
-def test_a_rebuilt_machine_skips_the_compile(fleet: Fleet) -> None:
+def test_a_rebuilt_machine_skips_the_compile_and_comes_to_the_same(fleet: Fleet, tmp_path: Path) -> None:
     host, other, _ = fleet.lab.hosts
+    asked = ("rebuild-check", str(fleet.inventory()), "--limit", host.name)
+    p = wsllama(*asked, "--record", str(tmp_path / "before.json"))
+    assert p.returncode == 0, p.stderr
     host.reset()
+    p = wsllama(*asked, "--against", str(tmp_path / "before.json"))
+    assert (p.returncode, p.stderr.splitlines()[-1]) == (1, f"{host.name}: no release is there yet: deploy first")
     assert done(fleet.run().green()) == {"what is lacking": [], "build": [], "receive": [host.name]}
     assert fleet.compiled() == []
     assert fleet.files(host) == fleet.files(other)
     assert answers(host)
+    p = wsllama(*asked, "--against", str(tmp_path / "before.json"), "--deep")
+    assert p.returncode == 0, p.stdout + p.stderr
 
 
 @pytest.mark.full
