@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -220,3 +222,42 @@ def test_a_port_that_has_no_ssh_is_a_sentence_and_no_traceback(tmp_path: Path) -
     assert deployed.returncode == 1
     assert "[desk-1] SSH error (Error reading SSH protocol banner" in deployed.stderr
     assert "Traceback" not in deployed.stderr
+
+
+INTERRUPTED = """
+import os, signal
+from wsllama.commands.common import cooperative
+cooperative()
+import gevent
+
+def works():
+    os.kill(os.getpid(), signal.SIGINT)
+    print("goes on until it waits", flush=True)
+    gevent.sleep(600)
+
+try:
+    gevent.spawn(works).join()
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+def test_ctrl_c_ends_the_command_and_not_the_greenlet_that_happens_to_run() -> None:
+    p = subprocess.run([sys.executable, "-c", INTERRUPTED], cwd=ROOT, capture_output=True, text=True)
+    assert (p.returncode, p.stdout, p.stderr) == (0, "goes on until it waits\nended\n", "")
+
+
+@pytest.mark.parametrize("command", [["status"], ["bench"], ["apply", "--yes"], ["rebuild-check", "--record", "none.json"]])
+def test_ctrl_c_while_a_host_is_waited_for(tmp_path: Path, command: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        away = f'"ssh_hostname": "127.0.0.1", "ssh_port": {silent.getsockname()[1]}, {GOOD}'
+        (tmp_path / "inventory").write_text(f'desks = [("desk-1", {{{away}}})]\n')
+        words = [WSLLAMA, *command, str(tmp_path / "inventory")]
+        with subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as p:
+            connection, _ = silent.accept()
+            p.send_signal(signal.SIGINT)
+            _, said = p.communicate()
+            connection.close()
+    assert p.returncode == 130, said
+    assert "Traceback" not in said
+    assert not (tmp_path / "rollouts").exists()

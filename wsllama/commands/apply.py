@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from wsllama.commands.common import FAILED, REFUSED, Inventory, Json, Limit, connected, cooperative, read, refuse
+from wsllama.commands.common import FAILED, REFUSED, Inventory, Json, Limit, connected, cooperative, interrupt, read, refuse
 from wsllama.domain import record
 from wsllama.domain import rollout as rules
 
@@ -136,7 +136,7 @@ def _run(
     from wsllama import rollout
     from wsllama.remote import Fleet
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its report is left whole either way, but pyinfra has to end too
+    signal.signal(signal.SIGTERM, interrupt)  # its report is left whole either way, but pyinfra has to end too
     run = rollout.Rollout(
         inventory=inventory,
         report=of,

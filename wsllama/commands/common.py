@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,18 @@ def cooperative() -> None:
     # It would search all installed packages for listeners, 25 times: a tenth of what a command takes to start.
     gevent.events.notify_and_call_entry_points = gevent.events.notify
     gevent.monkey.patch_all()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+
+
+def interrupt(*_: Any) -> None:
+    """Ctrl-C ends the command, wherever it comes: raised in a greenlet that happens to run, it would print a traceback first."""
+    import gevent
+
+    main = gevent.get_hub().parent
+    if gevent.getcurrent() is main:
+        raise KeyboardInterrupt
+    gevent.kill(main, KeyboardInterrupt)
 
 
 def read(name: str, limit: list[str] | None, as_json: bool = False) -> tuple[Any, list[Any]]:
