@@ -95,6 +95,27 @@ def test_wrong_kinds_are_told(whole: dict[str, Any]) -> None:
     assert record.problems([]) == ["it is no JSON object"]
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("scenarios.answer.generation_per_s.median", float("nan"), "is nan, not a number that can be compared"),
+        ("scenarios.answer.generation_per_s.median", 0, "is 0, not above 0"),
+        ("scenarios.answer.runs.0.generation_s", -1.5, "is -1.5, not above 0"),
+        ("gpu_load.power_mean_w", float("inf"), "is inf, not a number that can be compared"),
+        ("buffers.model.CUDA0", "much", "is 'much', not int or float"),
+        ("plan.memory.ram.kv", None, "is None, not int"),
+    ],
+)
+def test_what_can_not_be_compared_is_refused(whole: dict[str, Any], path: str, value: Any, said: str) -> None:
+    """A NaN is worse than nothing: no gate ever finds it worse."""
+    assert record.problems(put(whole, path, value)) == [f"{path} {said}"]
+
+
+def test_a_release_without_a_plan_has_none_to_check(whole: dict[str, Any]) -> None:
+    assert record.problems(put(whole, "plan", {})) == []
+    assert "plan.memory.gpus is missing" in record.problems(put(whole, "plan", {"memory": {"ram": {}}}))
+
+
 def test_speeds_are_the_servers_counts_by_its_clock() -> None:
     runs = [
         {"prompt_tokens": 400, "prompt_s": 2.0, "generated_tokens": 100, "generation_s": 4.0, "first_token_s": 2.1},

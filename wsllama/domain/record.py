@@ -5,6 +5,7 @@ llama.cpp's commit, the GGUF's full name, context, KV cache, offload by the log,
 and at peak, prompt and generation speed apart), and what makes a difference explainable. Bytes are bytes, times are seconds.
 """
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ NOT_REPORTED = "not reported"
 
 _TEXT, _INT, _NUMBER, _LIST, _DICT = (str,), (int,), (int, float), (list,), (dict,)
 _MAYBE = "or " + NOT_REPORTED
+_ABOVE = "above 0"  # something else is divided by it
 
 # Path -> types, and whether "not reported" may stand there. A path with * holds for each entry of a list or mapping.
 FIELDS: Mapping[str, tuple[Any, ...]] = {
@@ -49,6 +51,8 @@ FIELDS: Mapping[str, tuple[Any, ...]] = {
     "offload.layers": (*_INT, _MAYBE),
     "offload.of": (*_INT, _MAYBE),
     "buffers": _DICT,
+    "buffers.*": _DICT,
+    "buffers.*.*": _NUMBER,
     "memory.idle.state": _TEXT,
     "memory.idle.vram_bytes": (*_INT, _MAYBE),
     "memory.idle.server_bytes": _INT,
@@ -70,15 +74,15 @@ FIELDS: Mapping[str, tuple[Any, ...]] = {
     "scenarios.*.runs": _LIST,
     "scenarios.*.runs.*.prompt_tokens": _INT,
     "scenarios.*.runs.*.cached_tokens": _INT,
-    "scenarios.*.runs.*.generated_tokens": _INT,
-    "scenarios.*.runs.*.prompt_s": _NUMBER,
-    "scenarios.*.runs.*.generation_s": _NUMBER,
-    "scenarios.*.runs.*.first_token_s": _NUMBER,
+    "scenarios.*.runs.*.generated_tokens": (*_INT, _ABOVE),
+    "scenarios.*.runs.*.prompt_s": (*_NUMBER, _ABOVE),
+    "scenarios.*.runs.*.generation_s": (*_NUMBER, _ABOVE),
+    "scenarios.*.runs.*.first_token_s": (*_NUMBER, _ABOVE),
     "scenarios.*.prompt_per_s": _DICT,
     "scenarios.*.generation_per_s": _DICT,
     "scenarios.*.first_token_s": _DICT,
     **{
-        f"scenarios.*.{figure}.{what}": _NUMBER
+        f"scenarios.*.{figure}.{what}": (*_NUMBER, _ABOVE)
         for figure in ("prompt_per_s", "generation_per_s", "first_token_s")
         for what in ("median", "min", "max")
     },
@@ -100,6 +104,13 @@ TURNS: Mapping[str, tuple[Any, ...]] = {
     "last_to_first.generation_per_s": _NUMBER,
     "last_to_first.first_token_s": _NUMBER,
 }
+# What stands in a plan, where the release was planned.
+PLAN: Mapping[str, tuple[Any, ...]] = {
+    "plan.memory.gpus": _LIST,
+    "plan.memory.ram": _DICT,
+    **{f"plan.memory.{where}.{part}": _INT for where in ("gpus.*", "ram") for part in ("weights", "kv", "recurrent", "compute")},
+    **{f"plan.memory.gpus.*.{part}": _INT for part in ("total", "free", "reserve")},
+}
 
 
 def problems(record: Any) -> list[str]:
@@ -108,7 +119,8 @@ def problems(record: Any) -> list[str]:
         return ["it is no JSON object"]
     if record.get("schema") != SCHEMA:
         return [f"its schema is {record.get('schema')!r}, and this version reads {SCHEMA}: update wsllama"]
-    out = [wrong for path, kinds in FIELDS.items() for wrong in _wrong(record, path.split("."), kinds, "")]
+    fields = {**FIELDS, **(PLAN if record.get("plan") else {})}
+    out = [wrong for path, kinds in fields.items() for wrong in _wrong(record, path.split("."), kinds, "")]
     if not record.get("scenarios"):
         out.append("scenarios is empty")
     for name, one in _items(record.get("scenarios")):
@@ -141,12 +153,16 @@ def _wrong(value: Any, path: Sequence[str], kinds: tuple[Any, ...], where: str) 
 
 
 def _judged(value: Any, kinds: tuple[Any, ...], where: str) -> Iterator[str]:
-    allowed = tuple(kind for kind in kinds if kind != _MAYBE)
+    allowed = tuple(kind for kind in kinds if kind not in (_MAYBE, _ABOVE))
     if value == NOT_REPORTED:
         if _MAYBE not in kinds:
             yield f"{where} is {NOT_REPORTED!r}, which may not stand there"
     elif not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         yield f"{where} is {value!r}, not {' or '.join(kind.__name__ for kind in allowed)}"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{where} is {value!r}, not a number that can be compared"
+    elif _ABOVE in kinds and value <= 0:
+        yield f"{where} is {value!r}, not {_ABOVE}"
 
 
 # Figures
