@@ -8,6 +8,7 @@ import pty
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,11 +111,12 @@ def live(command: list[str], host: Host) -> tuple[str, int]:
         command, cwd=ROOT, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
     ) as p:
         os.close(slave)
-        said = ""
+        said, deadline = "", time.monotonic() + 900
 
         def until(text: str, since: int) -> int:
             nonlocal said
             while text not in said[since:]:
+                assert time.monotonic() < deadline, said[-2000:]
                 said += os.read(master, 65536).decode(errors="replace")
             return len(said)
 
