@@ -76,3 +76,37 @@ def test_a_report_that_can_not_be_written_is_refused(inventory: Path) -> None:
     assert json.loads(p.stdout)["errors"] == [
         f"the report {inventory}/x/r.json can't be written: Not a directory: give --report another place"
     ]
+
+
+BATCH = """
+import sys
+from wsllama.commands import apply, common
+common.cooperative()
+from wsllama import rollout
+rollout.sys.executable = sys.argv[1]
+batch = rollout.Batch("inventory", ["desk-1"], apply._say)
+batch.run()
+print(batch.reason("desk-1"))
+"""
+PYINFRA = """#!/bin/sh
+i=0
+while [ $i -lt 9000 ]; do echo "    [desk-1] line $i of many"; i=$((i+1)); done >&2
+"""
+
+
+def test_who_stops_reading_stops_no_batch(tmp_path: Path) -> None:
+    """The words of pyinfra are read to the end, or it would wait for a reader, and the rollout for it."""
+    (tmp_path / "pyinfra").write_text(PYINFRA)
+    (tmp_path / "pyinfra").chmod(0o755)
+    words = [sys.executable, "-c", BATCH, str(tmp_path / "python")]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as p:
+        assert p.stdout
+        assert p.stderr
+        p.stderr.readline()
+        p.stderr.close()
+        try:
+            p.wait(900)
+        finally:
+            p.kill()
+        said = p.stdout.read()
+    assert said == "line 8999 of many\n"

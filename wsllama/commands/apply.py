@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -145,7 +146,7 @@ def _run(
         connect=lambda names: Fleet(read(inventory, None, as_json)[0], names).connect(),
         measure=rollout.measured if of.options["bench"] else lambda fleet, host: None,
         slower=partial(record.regression, percent=of.options["max_slower"]),
-        say=partial(typer.echo, err=True),
+        say=_say,
     )
     try:
         of.save()
@@ -161,6 +162,12 @@ def _run(
     except KeyboardInterrupt:
         typer.echo(f"interrupted; {_go_on(of, inventory)}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _say(text: str) -> None:
+    """Who closed what reads our words, as `| head` does, has not asked to leave a fleet in the middle: the report says it all."""
+    with suppress(BrokenPipeError):
+        typer.echo(text, err=True)
 
 
 def _go_on(of: Report, inventory: str) -> str:
