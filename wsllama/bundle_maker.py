@@ -63,7 +63,7 @@ def wanted_by(fleet: Fleet, with_model: bool, say: Say) -> Wanted:
                 raise Refused(f"a bundle holds the commit of wsllama.lock only, not {llama_cpp.commit_of(settings)}")
             if with_model:
                 _want_model(out, settings)
-            with fleet.at(host):
+            with fleet.asking(host):
                 now = probe.see(llama_cpp.looks(settings))
             distro = now["system"]["distro"]
             out.asked.setdefault(distro, host)
@@ -81,7 +81,7 @@ def wanted_by(fleet: Fleet, with_model: bool, say: Say) -> Wanted:
                 out.builds.add(build_id)
         except Later:  # without its toolchain nobody knows its build
             pass
-        except (Refused, RuntimeError) as e:
+        except (Refused, RemoteError, RuntimeError) as e:
             raise BundleError(f"{host.name}: {e}") from e
     return out
 
