@@ -99,7 +99,8 @@ from {last} import main
 
 
 # Behind it: when nobody reads its output any more, the run that wanted it is gone, by Ctrl-C, a crash or a cut, and so it ends
-# too. What has to outlive a run is a unit (follow), and programs that it started, as apt, end by themselves.
+# too. What has to outlive a run is a unit (follow), and programs that it started, as apt, end by themselves. One that answered
+# gets ten seconds for its end: on a busy host it may not be its turn for some, and what was done would count as failed.
 ATTENDED = """\
 
 def _attended():
@@ -113,7 +114,7 @@ def _attended():
     def watch():
         watched.poll()
         watched.unregister(1)
-        if not watched.poll(2000):  # ms; who has the whole answer closes the pipe, maybe before this program has ended
+        if not watched.poll(10000):  # ms; who has the whole answer closes the pipe, maybe before this program has ended
             os._exit(1)
         over.release()
 

@@ -83,12 +83,12 @@ def test_a_program_that_has_answered_ends_well_whoever_reads_on(monkeypatch: pyt
     assert process.stdout
     assert process.stdout.readline() == b"{}\n"
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=600) == 0
 
 
 def test_a_program_ends_with_the_run_that_wanted_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C and a cut end remote work that says nothing either: sshd closes the pipe, as here."""
-    waits = "def main(argument):\n    import time\n    print('waits', flush=True)\n    time.sleep(600)"
+    waits = "def main(argument):\n    import time\n    print('waits', flush=True)\n    time.sleep(86400)"
     monkeypatch.setattr(program, "text", lambda name: waits)
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program.call("waits", {})], stdout=subprocess.PIPE)
     assert process.stdout
@@ -96,6 +96,6 @@ def test_a_program_ends_with_the_run_that_wanted_it(monkeypatch: pytest.MonkeyPa
     assert process.poll() is None
     process.stdout.close()
     try:
-        assert process.wait(timeout=60) == 1
+        assert process.wait(timeout=600) == 1
     finally:
         process.kill()
