@@ -98,7 +98,7 @@ def leader(lab: str, host: str) -> int | None:
     return None
 
 
-def remove(lab: str, host: str = "", timeout: float = 15) -> None:
+def remove(lab: str, host: str = "", timeout: float = 300) -> None:
     """Kill everything in a lab's or machine's groups and remove them; none of it is an error when it is gone already.
 
     + timeout: seconds until a process that can't be killed is reported

@@ -149,7 +149,7 @@ class Hub:
     def sent(self) -> Counter[tuple[str, str]]:
         """(repository, path) -> bytes of content that went out, once nothing is on its way."""
         with self._idle:
-            self._idle.wait_for(lambda: not self._answering, timeout=30)
+            self._idle.wait_for(lambda: not self._answering, timeout=600)
             return self._sent
 
     def add(self, name: str, files: Mapping[str, bytes | Path], *, card: Mapping[str, Any] | None = None, gated: bool = False,
@@ -373,7 +373,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hold_after is not None and len(piece) >= self.hold_after:
             first, self.hold_after = piece[: self.hold_after], None
             self.wfile.write(first)
-            self.hold.wait(60)
+            self.hold.wait(600)
         elif self.hold_after is not None:
             self.hold_after -= len(piece)
         self.wfile.write(piece[len(first) :])

@@ -19,7 +19,9 @@ from typing import Any
 from lab import base, cgroup, network, registry
 from lab.tools import LabError, failure, require_root, run, say, write
 
-BOOT_TIMEOUT_S = 90.0
+# Far beyond what each takes: machines boot beside builds and other labs, and a limit that is too short ends a run of tests.
+BOOT_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 300.0
 # Puts itself into the groups that are named before "--", then becomes the command after it.
 ENTER_GROUPS = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 1; shift; done; shift; exec "$@"'
 
@@ -64,7 +66,7 @@ class Host:
             "GlobalKnownHostsFile": "/dev/null",
             "StrictHostKeyChecking": "yes",
             "BatchMode": "yes",
-            "ConnectTimeout": "10",
+            "ConnectTimeout": "60",
             "LogLevel": "ERROR",
         }
         flags = [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
@@ -76,7 +78,7 @@ class Host:
         *,
         check: bool = True,
         input: str | None = None,
-        timeout: float = 120,
+        timeout: float = 600,
         user: str = "root",
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on the host over ssh.
@@ -94,7 +96,7 @@ class Host:
         return self._finish([*self.ssh_argv(user), "--", line], check, input, timeout)
 
     def nsenter(
-        self, argv: Sequence[str], *, check: bool = True, input: str | None = None, timeout: float = 120
+        self, argv: Sequence[str], *, check: bool = True, input: str | None = None, timeout: float = 600
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the machine's namespaces with this machine's privileges, past ssh. As `run` otherwise."""
         return self._finish(["nsenter", "-t", str(self.leader), "-a", *argv], check, input, timeout)
@@ -109,7 +111,7 @@ class Host:
     def start(self) -> None:
         """Boot the machine and wait until its system is up and its sshd answers. Nothing is done when it runs.
 
-        Raises LabError when that takes longer than 90 s; the sentence names the console's log.
+        Raises LabError when that takes longer than BOOT_TIMEOUT_S; the sentence names the console's log.
         """
         if self.running:
             return
@@ -118,6 +120,7 @@ class Host:
         self._wait("start", lambda: self.running, deadline)
         self._wait("finish booting", self._booted, deadline)
         cgroup.delegate(self.leader)
+        self._wait("go on with its own groups", self._booted, deadline)  # its systemd began anew, and answers nobody meanwhile
         self._wait("answer on port 22", self._answers, deadline)
 
     def stop(self, *, kill: bool = False) -> None:
@@ -125,7 +128,7 @@ class Host:
         pid = cgroup.leader(self._record.id, self.name)
         if pid is not None and not kill:
             os.kill(pid, signal.SIGRTMIN + 4)  # systemd(1): poweroff.target
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + STOP_TIMEOUT_S
             while self.running and time.monotonic() < deadline:
                 time.sleep(0.05)
         cgroup.remove(self._record.id, self.name)
@@ -199,10 +202,11 @@ class Host:
             *(f"--bind={escape(outside)}:{escape(inside)}" for outside, inside in binds.items()),
             *cgroup.nspawn_options(),
         ]
+        # Into the groups first: what is forked then is in them from its beginning, so that `stop` finds it at any time.
         enter = ["sh", "-c", ENTER_GROUPS, "sh", *(str(group / "cgroup.procs") for group in groups), "--"]
         with (self.folder / "console.log").open("ab") as log:
             subprocess.run(
-                ["setsid", "--fork", *enter, *nspawn],
+                [*enter, "setsid", "--fork", *nspawn],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

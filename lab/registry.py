@@ -24,6 +24,7 @@ from lab import base, cgroup, network
 from lab.tools import LabError, run, say, write
 
 STATE = Path("/var/lib/wsllama-lab")
+LOCK = STATE / "lock"  # of this machine: labs with a state of their own choose among the same subnets
 
 
 @dataclass
@@ -92,7 +93,7 @@ def register(
     layers = [base.ensure(suite, frozenset(Path(layer).name for other in records() for layer in other.base.split(":")))]
     if prepared:
         layers.insert(0, base.prepare(layers[0]))
-    with base.locked(STATE / "lock"):
+    with base.locked(LOCK):
         _sweep()
         lab = secrets.token_hex(3)
         record = Record(
@@ -123,7 +124,7 @@ def register(
 
 def sweep() -> list[str]:
     """Remove everything of labs whose owner is dead; returns their ids."""
-    with base.locked(STATE / "lock"):
+    with base.locked(LOCK):
         return _sweep()
 
 
@@ -141,7 +142,7 @@ def _sweep() -> list[str]:
 
 def remove(record: Record) -> None:
     """Remove a lab: processes, mounts, network, groups, folders. Raises LabError when something of it stays."""
-    with base.locked(STATE / "lock"):
+    with base.locked(LOCK):
         _remove(record)
         _forward_off()
 

@@ -32,7 +32,7 @@ def say(message: str) -> None:
 
 
 def run(
-    argv: Sequence[str | Path], *, timeout: float = 60, check: bool = True, env: dict[str, str] | None = None
+    argv: Sequence[str | Path], *, timeout: float = 600, check: bool = True, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command quietly.
 

@@ -335,8 +335,8 @@ class WslMachine:
 
     def calls(self, program: str | None = None) -> list[Call]:
         """Every start of a stand-in since the last `forget`, or those of one program."""
-        lines = self.path(f"{FOLDER}/calls.jsonl").read_text().splitlines()
-        found = [json.loads(line) for line in lines]
+        whole, _, _ = self.path(f"{FOLDER}/calls.jsonl").read_text().rpartition("\n")  # behind it stands what is being written
+        found = [json.loads(line) for line in whole.splitlines()]
         return [
             Call(
                 one["program"],
@@ -457,7 +457,7 @@ class WindowsMachine(WslMachine):
             "ssh_strict_host_key_checking": "yes",
         }
 
-    def ssh(self, line: str, *, input: bytes = b"", timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
+    def ssh(self, line: str, *, input: bytes = b"", timeout: float = 600) -> subprocess.CompletedProcess[bytes]:
         """Send one command line as an ssh client does; bytes in and out, the exit code's lowest 8 bits."""
         argv = [word.replace(str(self.host.known_hosts), str(self.known_hosts)) for word in self.host.ssh_argv(self.ssh_user)]
         return subprocess.run(
