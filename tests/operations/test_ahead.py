@@ -99,7 +99,7 @@ def test_a_host_that_says_nothing_holds_up_no_other() -> None:
             gevent.event.Event().wait()
         return "answered"
 
-    assert each(fleet, ask, 0.5) == ({"@fake/b": "answered"}, {"@fake/a": "no answer within 0.5 s"})
+    assert each(fleet, ask, 5) == ({"@fake/b": "answered"}, {"@fake/a": "no answer within 5 s"})
 
 
 @pytest.mark.parametrize("error", [EOFError(), ConnectionResetError(104, "reset"), SSHException("SSH session not active")])

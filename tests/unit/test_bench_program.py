@@ -49,7 +49,7 @@ def server() -> Iterator[Any]:
     httpd: Any = HTTPServer(("127.0.0.1", 0), Handler)
     httpd.status, httpd.say, httpd.asked = 200, stream(), []
     threading.Thread(target=httpd.serve_forever, args=(0.02,), daemon=True).start()
-    httpd.client = Server({"url": f"http://127.0.0.1:{httpd.server_port}", "alias": "m", "request_timeout_s": 20})
+    httpd.client = Server({"url": f"http://127.0.0.1:{httpd.server_port}", "alias": "m", "request_timeout_s": 600})
     yield httpd
     httpd.shutdown()
     httpd.server_close()

@@ -82,7 +82,7 @@ class Host:
 
     def run(self, **changed: Any) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-I", "-S", "-"]
-        return subprocess.run(command, input=self.text(**changed), capture_output=True, text=True, timeout=120)
+        return subprocess.run(command, input=self.text(**changed), capture_output=True, text=True, timeout=900)
 
     def refuse(self, **changed: Any) -> str:
         """Run what must fail: one sentence, status 1, nothing left and nothing touched."""
@@ -240,7 +240,7 @@ def test_a_bare_commit_is_fetched_and_compared(host: Host) -> None:
 
 
 def test_a_build_that_was_killed_is_finished_by_the_next_run(host: Host) -> None:
-    slow = CMAKE.replace("add_library", "add_custom_command(OUTPUT part.c COMMAND sleep 60)\nadd_library")
+    slow = CMAKE.replace("add_library", "add_custom_command(OUTPUT part.c COMMAND sleep 3600)\nadd_library")
     source = host.tar({**FILES, "CMakeLists.txt": slow})
     command = [sys.executable, "-I", "-S", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, text=True) as p:
@@ -248,6 +248,7 @@ def test_a_build_that_was_killed_is_finished_by_the_next_run(host: Host) -> None
         p.stdin.write(host.text(source=source))
         p.stdin.close()
         while not (host.work / "out" / "build.ninja").exists():
+            assert p.poll() is None
             time.sleep(0.05)
         os.killpg(p.pid, 9)
     (host.builds / ".partial-of-another").mkdir()

@@ -64,7 +64,7 @@ def line(name: str, lines: list[str]) -> str:
 def test_the_curl_line_asks(seen: tuple[int, list[dict[str, Any]]]) -> None:
     port, asked = seen
     lines = client.lines("desk-1", "127.0.0.1", port, "qwen3.6-35b-a3b", None)
-    subprocess.run(["sh", "-ec", line("curl", lines)], check=True, timeout=20)
+    subprocess.run(["sh", "-ec", line("curl", lines)], check=True, timeout=600)
     (got,) = asked
     assert got["path"] == "/v1/chat/completions"
     assert got["key"] is None

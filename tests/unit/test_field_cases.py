@@ -40,7 +40,7 @@ def collected(request: pytest.FixtureRequest) -> dict[str, set[int]]:
     listed = "\n".join(item.nodeid for item in request.session.items)
     if not files <= {str(item.path) for item in request.session.items}:
         command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider", *sorted(files)]
-        said = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=120)
+        said = subprocess.run(command, cwd=HERE.parents[1], capture_output=True, text=True, timeout=900)
         assert said.returncode == 0, said.stdout + said.stderr
         listed = said.stdout
     found: dict[str, set[int]] = {}

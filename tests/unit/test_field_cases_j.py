@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +144,17 @@ def test_127_the_architecture_has_to_be_the_very_word(tmp_path: Path) -> None:
 
 
 def test_128_a_completion_that_never_ends_fails_although_health_is_200(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock = host.answer
+    stock, over = host.answer, threading.Event()
 
     def hanging(path: str, given: Any) -> Answer:
         if path == "/v1/chat/completions":
-            time.sleep(1.5)
+            over.wait()
         return stock(path, given)
 
     monkeypatch.setattr(host, "answer", hanging)
-    began = time.monotonic()
     found = host.accept(request_timeout_s=0.3)
-    assert (found["ok"], time.monotonic() - began < 30) == (False, True)
+    over.set()
+    assert found["ok"] is False
     assert "timed out" in found["error"]
     after = "CUDA error: out of memory\n  current device: 0, in function alloc at ggml-cuda.cu:512\n"
     assert server_log.read(SERVES + after).verdict == "oom_vram"

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -120,7 +119,7 @@ def test_from_another_folder(fleet: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_is_no_success(tmp_path: Path) -> None:
     path = tmp_path / "slow"
-    path.write_text('desks = [("@fake/slow", {"fake_delay": 60})]\n')
+    path.write_text('desks = [("@fake/slow", {"fake_delay": 86400})]\n')
     p = subprocess.Popen(
         [PYINFRA, str(path), "exec", "-y", "--", "true"], cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -130,12 +129,10 @@ def test_ctrl_c_is_no_success(tmp_path: Path) -> None:
         said.append(line)
         if "Starting operation" in line:
             break
-    began = time.monotonic()
     p.send_signal(signal.SIGINT)
-    said.append(p.communicate(timeout=55)[1])
+    said.append(p.communicate(timeout=900)[1])  # not only when the operation has ended
     assert p.returncode == 130, said
     assert "interrupted: what runs as a unit on a host goes on there, and the next run follows it" in said[-1]
-    assert time.monotonic() - began < 50, "not only when the operation has ended"
 
 
 def test_a_pyinfra_that_lacks_our_packages_names_the_way_out(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def started(argument: dict[str, Any], name: str = "model") -> "subprocess.Popen[
 
 def run(**argument: Any) -> tuple[int, list[str], str]:
     process = started(argument)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=900)
     return process.returncode, out.splitlines(), err
 
 

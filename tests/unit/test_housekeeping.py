@@ -238,7 +238,7 @@ server.serve_forever()
 
 def asked(url: str, part: str) -> tuple[int, bytes, str]:
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers={"Range": part} if part else {}), timeout=10) as said:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Range": part} if part else {}), timeout=300) as said:
             return said.status, said.read(), said.headers.get("Content-Range", "")
     except urllib.error.HTTPError as e:
         return e.code, b"", ""
@@ -301,7 +301,7 @@ def test_a_projector_that_the_lock_has_no_sum_of_is_left_out_and_told(tmp_path: 
         assert json.loads(process.stdout.readline())["files"] == ["a.gguf"]
         assert process.stderr.readline().startswith("its projector is not served: ")
         process.send_signal(signal.SIGINT)  # at once: it may not have begun to wait for hosts
-        assert (process.wait(timeout=60), process.stderr.read()) == (0, "")
+        assert (process.wait(timeout=900), process.stderr.read()) == (0, "")
     finally:
         process.kill()
         process.communicate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +93,9 @@ def test_nvidia_smi_is_passed_on_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_program_that_hangs_or_cannot_be_started(tmp_path: Path) -> None:
-    hangs = program(tmp_path / "hangs", "exec sleep 60")
-    began = time.monotonic()
+    hangs = program(tmp_path / "hangs", "exec sleep 86400")
     assert probe._said([str(hangs)], 0.2) == (124, f"{hangs} said nothing for 0.2 s")
-    assert time.monotonic() - began < 50
-    assert probe._said([str(tmp_path)], 1) == (127, f"{tmp_path}: Permission denied")
+    assert probe._said([str(tmp_path)], 600) == (127, f"{tmp_path}: Permission denied")
 
 
 def test_this_machine_as_a_guest() -> None:

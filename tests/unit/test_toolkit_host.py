@@ -33,7 +33,7 @@ class Host:
     def run(self, pin: CudaWheels | None = None, **changed: Any) -> "subprocess.CompletedProcess[str]":
         argument = json.dumps(self.argument(pin, **changed))
         text = f"{Path(program.__file__).read_text(encoding='utf-8')}\nmain(json.loads({argument!r}))\n"
-        return subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, timeout=60)
+        return subprocess.run([sys.executable, "-I", "-S", "-"], input=text, capture_output=True, text=True, timeout=900)
 
     def make(self, pin: CudaWheels | None = None) -> dict[str, Any]:
         ran = self.run(pin)

@@ -45,25 +45,36 @@ class Sshd:
         for name in ("key", "host_key"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
         (folder / "authorized_keys").write_text((folder / "key.pub").read_text())
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.folder = folder
+        os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
+        for _ in range(9):  # a port that is free is free no more when another program takes it first
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = probe.getsockname()[1]
+            if self.listens():
+                return
+        raise RuntimeError("sshd did not start")
+
+    def listens(self) -> bool:
+        """Start it; whether it has its port."""
+        folder = self.folder
         (folder / "config").write_text(
             f"ListenAddress 127.0.0.1:{self.port}\nHostKey {folder}/host_key\nPidFile none\nStrictModes no\nUsePAM no\n"
             f"AuthorizedKeysFile {folder}/authorized_keys\nPermitRootLogin prohibit-password\nSubsystem sftp internal-sftp\n"
         )
-        os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
-        self.process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", folder / "config"], stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
-                return
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen([str(SSHD), "-D", "-e", "-f", folder / "config"], stderr=log)
+        deadline = time.monotonic() + 600
+        while time.monotonic() < deadline and self.process.poll() is None:
+            if "Server listening on" in (folder / "log").read_text(errors="replace"):
+                return True
             time.sleep(0.05)
-        raise RuntimeError("sshd did not start")
+        self.stop()
+        return False
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(600)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +227,7 @@ def test_cut_keeps_what_came(over_ssh: Any, big: Path, tmp_path: Path, monkeypat
             put(over_ssh, big, target)
     assert target.read_bytes() == b"what was there"
     part = part_of(target, len(data))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while part.stat().st_size < 4 * BLOCK and time.monotonic() < deadline:
         time.sleep(0.05)  # the receiver writes on until it sees the end
     assert part.read_bytes() == data[: 4 * BLOCK]
@@ -321,7 +332,7 @@ def test_two_at_once(sshd: Sshd, big: Path, tmp_path: Path) -> None:
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     waiting = [run.stdout.readline() for run in runs if run.stdout]
     lock.close()
-    outputs = [run.communicate(timeout=60)[0].splitlines() for run in runs]
+    outputs = [run.communicate(timeout=900)[0].splitlines() for run in runs]
     assert sorted(output[-1] for output in outputs) == ["False", "True"]
     assert waiting == ["big.bin is being copied by another run: waiting for that\n"] * 2
     assert target.read_bytes() == big.read_bytes()
