@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lab import Lab
 from lab.base import cache_dir
@@ -24,9 +24,12 @@ from wsllama.settings import merge
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 UNIT = "llama-server.service"
-LIMIT_S = 3600
-"""Seconds for what may have to compile llama.cpp, on two cores that others use too."""
+LIMIT_S = 3600.0
+"""Seconds after which nothing comes any more: compiling llama.cpp on two cores that others use too is within it."""
+WAIT_S = 1200.0
+"""The same for what only has to start, to answer or to be told."""
 Data = Mapping[str, Mapping[str, Any]]  # name of a host -> what its inventory says more
+Found = TypeVar("Found")
 
 # The pyinfra command, with each SSH channel that it opens (a command, a file transfer) written down: {address: [what, …]}.
 COUNTING = """
@@ -209,7 +212,7 @@ ASK = """
 import os, urllib.request
 key = open("/etc/wsllama/api-key").read().strip() if os.path.exists("/etc/wsllama/api-key") else ""
 asked = urllib.request.Request("http://127.0.0.1:{port}/v1/models", headers={{"Authorization": "Bearer " + key}})
-print(urllib.request.urlopen(asked, timeout=60).read().decode())
+print(urllib.request.urlopen(asked, timeout=300).read().decode())
 """
 
 
@@ -217,6 +220,24 @@ def answers(host: Host, port: int = 8080) -> bool:
     """Whether the service on a host names its model to a client, who gives the key where there is one."""
     p = host.run(["python3", "-c", ASK.format(port=port)], check=False)
     return p.returncode == 0 and '"qwen' in p.stdout
+
+
+def wait_for(what: Callable[[], Found], name: str = "") -> Found:
+    """Ask until the answer is one, and return it; AssertionError with this name after WAIT_S.
+
+    What a test needs is waited for in this way, never for a time that it usually takes.
+    """
+    deadline = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline, f"{name or what.__doc__ or what} did not come"
+        time.sleep(0.1)
+    return found
+
+
+def started(host: Host) -> None:
+    """Start the service by hand, and wait until it answers: systemd's own word is that its program runs, not that it listens."""
+    host.run(f"systemctl reset-failed {UNIT}; systemctl restart {UNIT}")
+    wait_for(lambda: answers(host), f"an answer of {host.name}")
 
 
 def main_pid(host: Host) -> int:

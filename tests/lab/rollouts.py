@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.lab import Host
-from tests.lab.deployed import BIN, ROOT, Deployed
+from tests.lab.deployed import BIN, LIMIT_S, ROOT, Deployed
 
 DROP_IN = "etc/systemd/system/llama-server.service.d/test.conf"
 
@@ -42,7 +42,7 @@ def apply(
     """
     which = ["--resume" if report.exists() else "--report", str(report)]
     with subprocess.Popen(
-        [str(BIN / "wsllama"), "apply", str(inventory), "--yes", *which, *words, "--max-slower", "1000"],
+        [str(BIN / "wsllama"), "apply", str(inventory), "--yes", *which, *words, "--max-slower", "1000000"],
         cwd=ROOT,
         env=deployed.environment,
         stdin=subprocess.DEVNULL,
@@ -57,7 +57,7 @@ def apply(
                 on_line(line)
             if interrupted_by and interrupted_by in line:
                 process.send_signal(signal.SIGINT)
-        process.wait(timeout=600)
+        process.wait(timeout=LIMIT_S)
     assert "Traceback" not in "".join(said), "".join(said)
     return Applied(process.returncode, "".join(said), json.loads(report.read_text()))
 

@@ -19,7 +19,7 @@ def test_eight_hosts_of_which_three_go_wrong(tmp_path: Path, tmp_path_factory: p
     """One fails acceptance, one loses its power in the middle, one is off; those that had it serve again what they served."""
     with Lab(hosts=8, prepared=True, binds={cache_dir() / "ccache": "/var/cache/wsllama/ccache"}) as lab:
         fleet = Deployed(lab, tmp_path_factory.mktemp("eight"), tiny_model.write(tmp_path / "tiny.gguf"))
-        fleet.pyinfra(fleet.inventory(), timeout=1500).green()
+        fleet.pyinfra(fleet.inventory(), timeout=3600).green()
         bad, lost, off = lab.hosts[3], lab.hosts[4], lab.hosts[5]
         data = {host.name: {"server": {"cache_ram": 517}} for host in lab.hosts}
         inventory = fleet.inventory(data, name="rollout")

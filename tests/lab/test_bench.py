@@ -7,15 +7,13 @@ import json
 import re
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.lab import Host
-from tests.lab.deployed import UNIT, Deployed, arguments_of, main_pid, wsllama
+from tests.lab.deployed import LIMIT_S, UNIT, Deployed, arguments_of, main_pid, started, wait_for, wsllama
 from wsllama import bench, layout, program
 from wsllama.commands.common import connected
 from wsllama.domain import record, report
@@ -23,16 +21,6 @@ from wsllama.domain import record, report
 SMI = "usr/lib/wsl/lib/nvidia-smi"
 SAID = "NVIDIA GeForce RTX 4070, 12282 MiB, 5000 MiB, [N/A], 35.20 W, 44, 581.42"
 DROP_IN = f"/run/systemd/system/{UNIT}.d/wsllama-bench.conf"
-
-
-def until(done: Callable[[], Any], what: str) -> Any:
-    """Wait for something that comes; the bound is far beyond what it takes."""
-    end = time.monotonic() + 300
-    while time.monotonic() < end:
-        if found := done():
-            return found
-        time.sleep(0.1)
-    raise AssertionError(f"{what} did not come")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +86,7 @@ def test_the_record_says_what_was_measured(deployed: Deployed, host: Host, measu
 
 def test_speeds_are_what_the_server_logged(host: Host, measured: dict[str, Any]) -> None:
     short, conversation = (measured["scenarios"][name] for name in ("short", "conversation"))
+    host.run(["journalctl", "--sync"])
     log = host.run(["journalctl", "-q", "-o", "cat", "-u", UNIT]).stdout
     logged = re.findall(r"prompt eval time = +([\d.]+) ms / +(\d+) tokens", log)
     for run in short["runs"] + conversation["runs"]:
@@ -165,14 +154,25 @@ def refused(inventory: Path, folder: Path) -> str:
     return p.stderr.splitlines()[-1]
 
 
+# Several that ask on and on: a reply ends when the context is full, and the server is to be busy for as long as this runs.
 BUSY = """
-import json, urllib.request
-body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1000000, "ignore_eos": True, "stream": True}
+import json, threading, urllib.request
+body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2000, "ignore_eos": True, "stream": True}
 asked = urllib.request.Request("http://127.0.0.1:8080/v1/chat/completions", json.dumps(body).encode())
-stream = urllib.request.urlopen(asked)
-stream.readline()
+begun = threading.Event()
+def ask():
+    while True:
+        try:
+            stream = urllib.request.urlopen(asked)
+            while stream.readline():
+                begun.set()
+        except OSError:
+            pass
+for _ in range(3):
+    threading.Thread(target=ask, daemon=True).start()
+begun.wait()
 print("begun", flush=True)
-while stream.readline(): pass
+threading.Event().wait()
 """
 
 
@@ -220,10 +220,10 @@ def test_a_measurement_that_is_killed_leaves_the_service_as_it_was(host: Host, i
         assert "GGML_CUDA_DISABLE_GRAPHS=1" in environment()
         assert (host.root / DROP_IN[1:]).exists() or host.run(["test", "-e", DROP_IN], check=False).returncode == 0
         host.run(["pkill", "-KILL", "-f", "^python3 -I -S -$"])
-        run.wait(timeout=60)
-    until(lambda: host.run(["systemctl", "is-active", "wsllama-bench-restore"], check=False).returncode, "the end of the unit")
+        run.wait(timeout=LIMIT_S)
+    wait_for(lambda: host.run(["systemctl", "is-active", "wsllama-bench-restore"], check=False).returncode, "the end of the unit")
     assert host.run(["test", "-e", DROP_IN], check=False).returncode == 1
-    until(lambda: host.run(["systemctl", "is-active", UNIT], check=False).returncode == 0, "the service")
+    wait_for(lambda: host.run(["systemctl", "is-active", UNIT], check=False).returncode == 0, "the service")
     assert "GGML_CUDA_DISABLE_GRAPHS" not in environment()
     assert len(list(folder.glob("*.json"))) == before  # what was cut off is no record
 
@@ -233,4 +233,4 @@ def test_a_service_that_does_not_run_is_not_measured(host: Host, inventory: Path
     try:
         assert refused(inventory, folder) == f"{host.name}: {UNIT} does not run: run the deploy"
     finally:
-        host.run(["systemctl", "start", UNIT])
+        started(host)

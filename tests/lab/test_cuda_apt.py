@@ -25,7 +25,7 @@ import pytest
 
 from lab import Lab
 from lab.lab import Host
-from tests.lab.deployed import BIN, ROOT
+from tests.lab.deployed import BIN, LIMIT_S, ROOT
 from wsllama.operations import cuda
 
 DEPLOY = """\
@@ -76,9 +76,10 @@ OURS = (cuda.KEYRING, cuda.SOURCES, cuda.PREFERENCES)
 # Holds apt's lock until somebody says that he waits for it.
 HOLD = """
 import fcntl, glob, time
-until = time.monotonic() + 120
+until = time.monotonic() + 900
 with open("/var/lib/dpkg/lock-frontend", "w") as f:
     fcntl.lockf(f, fcntl.LOCK_EX)
+    open("/run/held", "w").close()
     while time.monotonic() < until and not any("wait for python3" in open(p).read() for p in glob.glob("/var/log/wsllama/*.log")):
         time.sleep(0.2)
 """
@@ -99,7 +100,7 @@ class Keys:
 
     def gpg(self, *words: str) -> str:
         command = ["gpg", "--homedir", str(self.home), "--batch", "--quiet", "--yes", "--pinentry-mode", "loopback", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout
 
 
 @dataclass
@@ -179,7 +180,7 @@ class Cuda:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LIMIT_S,
         )
 
     def changed(self, packages: Mapping[str, str], **more: Any) -> bool:
@@ -295,6 +296,7 @@ def test_a_package_that_asks_for_a_driver_is_refused(cuda_lab: Cuda) -> None:
 
 def test_others_that_use_apt_are_waited_for_and_named(cuda_lab: Cuda) -> None:
     cuda_lab.host.run(["systemd-run", "--quiet", "--unit", "holder", "python3", "-c", HOLD])
+    cuda_lab.host.run("until test -e /run/held; do sleep 0.1; done")
     p = cuda_lab.run(SECOND)
     assert p.returncode == 0, p.stderr
     assert "==> wait for python3 (process " in p.stderr
@@ -328,7 +330,7 @@ def test_a_bundle_brings_them_to_a_host_without_key_or_repository(cuda_lab: Cuda
         env={**os.environ, "PINS": str(cuda_lab.folder / "pins.json")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=LIMIT_S,
     )
     assert made.returncode == 0, made.stderr
     assert json.loads(made.stdout)["kinds"]["package"]["files"] == len(SECOND)

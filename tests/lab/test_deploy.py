@@ -130,7 +130,7 @@ def answer(host: Host, curl: str, user: str = "root") -> str:
 
 def lend_curl(host: Host) -> None:
     if host.run("command -v curl", check=False).returncode:
-        host.run("apt-get -qq update && apt-get -qq install -y --no-install-recommends curl", timeout=120)
+        host.run("apt-get -qq update && apt-get -qq install -y --no-install-recommends curl")
 
 
 def status(host: Host, key: str | None = None) -> int:
@@ -219,18 +219,20 @@ def test_literal_command_on_the_machine_itself(deployed: Deployed) -> None:
     host = deployed.lab.hosts[1]
     checkout(host.root / "root/wsllama")
     (host.root / "root/tiny.gguf").write_bytes(deployed.model.read_bytes())
-    settings = '\nplatform = "linux"\nmodel = {"path": "/root/tiny.gguf"}\nacceptance = {"long_prompt_s": 0}\n'
+    settings = (
+        '\nplatform = "linux"\nmodel = {"path": "/root/tiny.gguf"}\nserver = {"threads": 1}\nacceptance = {"long_prompt_s": 0}\n'
+    )
     with (host.root / "root/wsllama/group_data/all.py").open("a") as f:
         f.write(settings)
     host.run("systemctl stop llama-server; rm -rf /opt/wsllama /var/lib/wsllama/models/*")
     env = pip_environment(host)
     try:
-        host.run(f"cd wsllama && {env} scripts/setup", timeout=1800)
+        host.run(f"cd wsllama && {env} scripts/setup", timeout=LIMIT_S)
         began = time.monotonic()
         first = host.run(f"cd wsllama && {env} pyinfra inventory deploy.py -y", timeout=LIMIT_S)
         print(f"{time.monotonic() - began:.0f} s")
         assert answer(host, last_words(first.stderr, "@local")["curl"].strip()) == "READY"
-        again = host.run("cd wsllama && pyinfra inventory deploy.py -y --json", timeout=600)
+        again = host.run("cd wsllama && pyinfra inventory deploy.py -y --json", timeout=LIMIT_S)
         Run(0, again.stdout, again.stderr, 0, {}).unchanged()
     finally:
         host.run("rm -rf wsllama tiny.gguf .cache/wsllama /usr/local/bin/pyinfra /usr/local/bin/wsllama")

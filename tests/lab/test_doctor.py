@@ -11,7 +11,7 @@ import pytest
 
 from lab.lab import Host
 from lab.windows import WslMachine
-from tests.lab.deployed import UNIT, Deployed, arguments_of, wsllama
+from tests.lab.deployed import LIMIT_S, UNIT, Deployed, arguments_of, started, wsllama
 
 
 @pytest.fixture
@@ -20,11 +20,13 @@ def broken(deployed: Deployed) -> Iterator[None]:
     host = deployed.lab.hosts[0]
     folder = host.root / f"etc/systemd/system/{UNIT}.d"
     folder.mkdir(exist_ok=True)
-    (folder / "test.conf").write_text("[Service]\nPrivateDevices=yes\nUser=\n")
-    host.run(f"systemctl daemon-reload; systemctl kill -s SIGKILL {UNIT}; sleep 1; systemctl stop {UNIT}")
+    # Not started again before it is stopped, however long that takes.
+    (folder / "test.conf").write_text("[Service]\nPrivateDevices=yes\nUser=\nRestartSec=1h\n")
+    died = f"while systemctl is-active -q {UNIT}; do sleep 0.1; done"
+    host.run(f"systemctl daemon-reload; systemctl kill -s SIGKILL {UNIT}; {died}; systemctl stop {UNIT}")
     yield
-    host.run(f"rm -r /etc/systemd/system/{UNIT}.d; systemctl daemon-reload; systemctl reset-failed {UNIT}", check=False)
-    host.run(f"systemctl start {UNIT}")
+    host.run(f"rm -r /etc/systemd/system/{UNIT}.d; systemctl daemon-reload")
+    started(host)
 
 
 def asked(inventory: Path, code: int) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def starved(deployed: Deployed) -> Iterator[Host]:
     folder.mkdir(exist_ok=True)
     (folder / "test.conf").write_text("[Service]\nLimitDATA=325M\nRestart=no\n")
     died = f"until systemctl is-failed -q {UNIT}; do sleep 0.3; done"
-    host.run(f"systemctl daemon-reload; systemctl restart {UNIT}; {died}", timeout=120)
+    host.run(f"systemctl daemon-reload; systemctl restart {UNIT}; {died}", timeout=LIMIT_S)
     yield host
     host.run(f"rm -r /etc/systemd/system/{UNIT}.d; systemctl daemon-reload; systemctl reset-failed {UNIT}", check=False)
     deployed.restore()

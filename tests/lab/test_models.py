@@ -185,7 +185,7 @@ def mirrored(models: Models) -> Iterator[str]:
                 break
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=300)
 
 
 def test_three_hosts_take_one_download(models: Models) -> None:

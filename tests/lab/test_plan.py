@@ -14,7 +14,7 @@ import pytest
 from lab import ghost_model, tiny_model
 from lab.lab import Host
 from lab.windows import WslMachine
-from tests.lab.deployed import Deployed, wsllama
+from tests.lab.deployed import LIMIT_S, Deployed, wsllama
 from wsllama.domain import memory, models, plan_drift, server_log
 from wsllama.domain.memory import GIB, MIB, Load
 from wsllama.domain.planner import Model
@@ -57,14 +57,14 @@ def written(host: Host, name: str, types: ghost_model.Types | None = None) -> Mo
     return of_file(path if path.exists() else ghost_model.write(path, types)[0])
 
 
-def compare(host: Host, loads: Sequence[Load], timeout: float) -> None:
+def compare(host: Host, loads: Sequence[Load]) -> None:
     """Ask llama-fit-params for each load, in one command, and hold its rows against ours."""
     model = written(host, "ghost.gguf")
     lines = [
         shlex.join([f"{BIN}/llama-fit-params", "-m", f"/{FOLDER}/ghost.gguf", *memory.fit_arguments(load)]) for load in loads
     ]
     script = "\n".join(f"{line} 2>/dev/null; echo ---" for line in lines)
-    answers = host.run(["sh", "-c", script], timeout=timeout).stdout.split("---\n")[:-1]
+    answers = host.run(["sh", "-c", script], timeout=2 * LIMIT_S).stdout.split("---\n")[:-1]
     assert len(answers) == len(loads)
     wrong = [
         (load, sentence)
@@ -75,12 +75,12 @@ def compare(host: Host, loads: Sequence[Load], timeout: float) -> None:
 
 
 def test_llama_fit_params_agrees(host: Host) -> None:
-    compare(host, SMALL, 120)
+    compare(host, SMALL)
 
 
 @pytest.mark.full
 def test_llama_fit_params_agrees_over_a_large_grid(host: Host) -> None:
-    compare(host, LARGE, 1200)
+    compare(host, LARGE)
 
 
 def test_a_wrong_figure_would_be_seen(host: Host) -> None:
@@ -89,7 +89,7 @@ def test_a_wrong_figure_would_be_seen(host: Host) -> None:
     wrong = replace(model, keys={**model.keys, "full_attention_interval": 1})
     load = Load(32_768)
     words = [f"{BIN}/llama-fit-params", "-m", f"/{FOLDER}/ghost.gguf", *memory.fit_arguments(load)]
-    theirs = memory.read_fit(host.run(words, timeout=60).stdout)
+    theirs = memory.read_fit(host.run(words).stdout)
     assert any("MiB for context" in sentence for sentence in memory.disagreements(memory.fit_rows(wrong, load), theirs))
 
 
@@ -101,11 +101,11 @@ def logged(host: Host, load: Load, name: str) -> dict[str, float]:
     words += ["-ctk", load.cache_type_k, "-ctv", load.cache_type_v, "-fa", "on"]
     script = (
         f": >/{FOLDER}/log\n"  # here: the one behind the & comes late on a busy machine, and the start before it is read
-        f"timeout 300 {shlex.join(words)} >/{FOLDER}/log 2>&1 & server=$!\n"
+        f"timeout 1700 {shlex.join(words)} >/{FOLDER}/log 2>&1 & server=$!\n"
         f"until grep -q 'listening on' /{FOLDER}/log || ! kill -0 $server 2>/dev/null; do sleep 0.2; done\n"
         f"kill $server; wait $server; cat /{FOLDER}/log"
     )
-    text = host.run(["sh", "-c", script], timeout=330).stdout
+    text = host.run(["sh", "-c", script], timeout=LIMIT_S).stdout
     assert "listening on" in text, text[-2000:]
     return {
         kind: float(size) for kind, size in re.findall(r"CPU\S* +(model|KV|RS|compute|output) buffer size = +([\d.]+) MiB", text)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import resource
 import shutil
 import socket
 import subprocess
@@ -22,7 +21,7 @@ import pytest
 
 from lab import Lab, tiny_model
 from lab.lab import Host
-from tests.lab.deployed import BIN, ROOT, UNIT, Deployed, Run, answers, arguments_of, wsllama
+from tests.lab.deployed import BIN, LIMIT_S, ROOT, UNIT, Deployed, Run, answers, arguments_of, wait_for, wsllama
 from wsllama import lock
 from wsllama.sources import true_pin_repository
 
@@ -71,7 +70,7 @@ def deploy(
 ) -> subprocess.CompletedProcess[str]:
     """`pyinfra INVENTORY deploy.py …`, without a terminal."""
     words = [str(BIN / "pyinfra"), str(inventory), str(ROOT / "deploy.py"), *options]
-    return subprocess.run(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S)
 
 
 def refusals(p: subprocess.CompletedProcess[str]) -> list[str]:
@@ -135,14 +134,11 @@ def test_nothing_is_said_about_a_good_host(refused: list[str]) -> None:
     assert len(refused) == len(WRONG)
 
 
-def test_check_says_the_same_without_connecting_in_little_time(nowhere: Nowhere, wrong: Path, refused: list[str]) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def test_check_says_the_same_without_connecting(nowhere: Nowhere, wrong: Path, refused: list[str]) -> None:
     p = wsllama("check", str(wrong), "--json")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert refusals(p) == refused
     assert json.loads(p.stdout) == {"ok": False, "errors": refused}
     assert nowhere.untouched()
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5  # CPU time: others may load this machine
 
 
 def test_check_of_good_hosts(nowhere: Nowhere) -> None:
@@ -294,7 +290,7 @@ def test_missing_model_on_the_host(deployed: Deployed) -> None:
 def program_at(host: Host, port: int) -> Iterator[None]:
     """Another program that listens on a port of a host."""
     host.run(f"setsid -f python3 -m http.server {port} --bind 127.0.0.1 >/dev/null 2>&1 </dev/null")
-    host.run(f"for i in $(seq 100); do ss -Hltn sport = :{port} | grep -q . && exit; sleep 0.1; done; exit 1")
+    host.run(f"until ss -Hltn sport = :{port} | grep -q .; do sleep 0.1; done")
     try:
         yield
     finally:
@@ -412,6 +408,7 @@ def test_host_that_cannot_be_reached(deployed: Deployed) -> None:
         run = fails_alone(deployed, {}, other={"server": {"ctx_size": 2048}})
     finally:
         deployed.lab.hosts[0].start()
+    wait_for(lambda: answers(deployed.lab.hosts[0]), "what is started at boot")
     assert run.results["failed_hosts"] == [bad]
     assert run.changed(good) == ["release", "service", "accepted"]
     assert answers(deployed.lab.hosts[1])

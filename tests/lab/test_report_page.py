@@ -79,7 +79,7 @@ def chromium(page: Path, size: tuple[int, int], *words: str) -> str:
         f"--user-data-dir={page.parent / 'profile'}",
     ]
     command += [f"--window-size={size[0]},{size[1]}", *words, page.as_uri()]
-    p = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    p = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
     assert p.returncode == 0, p.stderr
     return p.stdout
 

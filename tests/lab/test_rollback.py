@@ -100,7 +100,7 @@ def earlier(deployed: Deployed) -> dict[str, int]:
 def health(host: Host) -> int:
     """Status of the server as another machine gets it at the host's address; 0 when nothing answers."""
     try:
-        with urllib.request.urlopen(f"http://{host.address}:8080/health", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{host.address}:8080/health", timeout=300) as answer:
             return int(answer.status)
     except OSError:
         return 0

@@ -405,7 +405,10 @@ SAMPLES = [
     of_server("flash_attn", "on", "--flash-attn", "on"),
     of_server("batch_size", 256, "--batch-size", "256"),
     of_server("ubatch_size", 64, "--ubatch-size", "64"),
-    of_server("threads", 2, "--threads", "2"),
+    replace(
+        of_server("threads", 2, "--threads", "2"),  # two wait for each other by spinning: on busy cores a reply takes minutes
+        data=lambda w, h: {"server": {"threads": 2}, "acceptance": {"request_timeout_s": 7200}},
+    ),
     of_server("n_gpu_layers", 0, "--n-gpu-layers", "0"),
     of_server("n_cpu_moe", 2, "--n-cpu-moe", "2"),
     of_server("load_mode", "mlock", "--load-mode", "mlock"),
@@ -445,8 +448,8 @@ SAMPLES = [
     of_acceptance("prompt", "Say READY, with 'quotes' and \"more\"."),
     of_acceptance("thinking_tokens", 100),
     of_acceptance("answer_tokens", 50),
-    of_acceptance("start_timeout_s", 100),
-    of_acceptance("request_timeout_s", 100),
+    of_acceptance("start_timeout_s", 1000),
+    of_acceptance("request_timeout_s", 1000),
     of_acceptance("long_prompt_s", 1),
     of_acceptance("strict", False),  # the small model can't reckon
     Sample("model.path", lambda w, h: {"model": {"path": other_model(w)}}, model_is("other.gguf", "controller")),
