@@ -22,6 +22,7 @@ from lab.tools import LabError, failure, require_root, run, say, write
 # Far beyond what each takes: machines boot beside builds and other labs, and a limit that is too short ends a run of tests.
 BOOT_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 300.0
+PATIENT = {"timeout": 120, "banner_timeout": 120, "auth_timeout": 120}  # seconds for a connection, as paramiko calls them
 # Puts itself into the groups that are named before "--", then becomes the command after it.
 ENTER_GROUPS = 'while [ "$1" != -- ]; do echo $$ >"$1" || exit 1; shift; done; shift; exec "$@"'
 
@@ -402,6 +403,7 @@ def connection_data(host: Host) -> dict[str, Any]:
         "ssh_key": str(host.key),
         "ssh_known_hosts_file": str(host.known_hosts),
         "ssh_strict_host_key_checking": "yes",
+        "ssh_paramiko_connect_kwargs": PATIENT,
         "platform": "linux",
     }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from lab.lab import Host, make_key
+from lab.lab import PATIENT, Host, make_key
 from lab.standins.machine import FOLDER, Machine
 from lab.standins.settings import BOOT_ID
 from lab.tools import LabError, write
@@ -455,6 +455,7 @@ class WindowsMachine(WslMachine):
             "ssh_key": str(self.host.key),
             "ssh_known_hosts_file": str(self.known_hosts),
             "ssh_strict_host_key_checking": "yes",
+            "ssh_paramiko_connect_kwargs": PATIENT,
         }
 
     def ssh(self, line: str, *, input: bytes = b"", timeout: float = 600) -> subprocess.CompletedProcess[bytes]:

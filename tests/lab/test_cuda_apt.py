@@ -208,7 +208,10 @@ class Cuda:
 def cuda_lab(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cuda]:
     folder = tmp_path_factory.mktemp("cuda")
     if not shutil.which("gpg"):
-        subprocess.run(["apt-get", "install", "-q", "-y", "--no-install-recommends", "gpg", "gpg-agent"], check=True)
+        subprocess.run(
+            ["apt-get", "install", "-q", "-y", "-o", "DPkg::Lock::Timeout=900", "--no-install-recommends", "gpg", "gpg-agent"],
+            check=True,
+        )
     host = lab.hosts[0]
     host.reset()
     host.run(
