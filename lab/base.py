@@ -234,8 +234,9 @@ def ensure(suite: str, in_use: frozenset[str] = frozenset()) -> Path:
     Raises LabError when it can't be built and no older one with the same key is there.
     """
     plan = recipe(suite)
-    install_missing(plan.keyring)
     folder = cache_dir() / "base"
+    with locked(folder / "lock-tools"):  # labs that begin at once: apt waits for its lock on packages, not for that on its lists
+        install_missing(plan.keyring)
     with locked(folder / f"lock-{suite}"):
         found = sorted(folder.glob(f"{suite}-{plan.key}-" + "[0-9]" * 8))
         if found and time.time() - found[-1].stat().st_mtime < MAX_AGE_S:

@@ -110,7 +110,7 @@ def register(
             owner_start=start_time(os.getpid()),
             boot_id=boot_id(),
         )
-        record.folder.mkdir(mode=0o700)
+        record.folder.mkdir(mode=0o700, parents=True)
         record.save()
         try:
             _forward_on()

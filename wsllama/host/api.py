@@ -93,7 +93,7 @@ class Server:
         except ValueError:
             return got.status, text
 
-    def wanted(self, what: str, path: str, body: Any = None, timeout: float = 10) -> dict[str, Any]:
+    def wanted(self, what: str, path: str, body: Any = None, timeout: float = 60) -> dict[str, Any]:
         """The JSON object of an answer with status 200. what: how the request is called. Raises NotAccepted, Silent."""
         got = self.fetch(path, body, timeout)
         found = parsed(got.body)
