@@ -129,7 +129,7 @@ class Host:
     def argument(self) -> dict[str, Any]:
         paths = {name: str(self.folder / name) for name in ("key", "state")}
         return {
-            "root": str(self.folder), "unit": "llama.service", "key_file": paths["key"], "state": paths["state"], "timeout_s": 3,
+            "root": str(self.folder), "unit": "llama.service", "key_file": paths["key"], "state": paths["state"], "timeout_s": 30,
         }  # fmt: skip
 
     def restarts(self) -> int:
@@ -141,7 +141,7 @@ class Host:
 
     def rounds(self, of: watchdog.Watchdog, count: int = 4) -> None:
         for _ in range(count):
-            self.now += 2
+            self.now += 20
             of.round()
 
 
@@ -177,9 +177,9 @@ def test_a_hanging_completion_is_restarted_once_then_left_alone(host: Host, caps
     host.rounds(watchdog.Watchdog(host.argument))  # also when the watchdog itself is started again
     assert host.restarts() == 1
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first == "llama.service: /health says ok, but nothing was computed for 4 s while 1 requests wait; it is restarted"
+    assert first == "llama.service: /health says ok, but nothing was computed for 40 s while 1 requests wait; it is restarted"
     assert second.endswith("; it was restarted and has computed nothing since, so it is left alone")
-    assert third == second.replace("12 s", "4 s")
+    assert third == second.replace("120 s", "40 s")
 
 
 def test_after_work_it_is_restarted_again(host: Host) -> None:
@@ -223,7 +223,7 @@ def test_a_server_that_answers_nothing_is_restarted(host: Host) -> None:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         host.record(server={"host": "127.0.0.1", "port": listening.getsockname()[1], "api_key": False})
-        host.rounds(watchdog.Watchdog(host.argument), 3)
+        host.rounds(watchdog.Watchdog({**host.argument, "timeout_s": 3}), 3)  # of which it waits a third for an answer
     assert host.restarts() == 1
 
 
