@@ -240,7 +240,9 @@ def test_a_bare_commit_is_fetched_and_compared(host: Host) -> None:
 
 
 def test_a_build_that_was_killed_is_finished_by_the_next_run(host: Host) -> None:
-    slow = CMAKE.replace("add_library", "add_custom_command(OUTPUT part.c COMMAND sleep 3600)\nadd_library")
+    waits = host.root / "waits"  # while it is there: what ninja starts has a process group of its own and outlives it
+    waits.write_text(f"while test -e {waits}; do sleep 0.1; done\n")
+    slow = CMAKE.replace("add_library", f"add_custom_command(OUTPUT part.c COMMAND sh {waits})\nadd_library")
     source = host.tar({**FILES, "CMakeLists.txt": slow})
     command = [sys.executable, "-I", "-S", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, text=True) as p:
@@ -251,6 +253,7 @@ def test_a_build_that_was_killed_is_finished_by_the_next_run(host: Host) -> None
             assert p.poll() is None
             time.sleep(0.05)
         os.killpg(p.pid, 9)
+    waits.unlink()
     (host.builds / ".partial-of-another").mkdir()
     ran = host.run(source=host.tar(FILES))
     assert ran.returncode == 0, ran.stderr
