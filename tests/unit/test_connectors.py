@@ -325,7 +325,7 @@ def test_a_command_that_takes_too_long(distro: Any, tmp_path: Path) -> None:
     number = tmp_path / "pid"
     for seconds in (1, 8, 64):  # in which it has begun, on a machine of whatever speed
         with pytest.raises(TimeoutError):
-            run(distro, f"exec sh -c 'echo $$ > {number}; sleep 3600'", _shell_executable=None, _timeout=seconds)
+            run(distro, f"exec sh -c 'echo $$ > {number}; exec sleep 3600'", _shell_executable=None, _timeout=seconds)
         if number.exists() and number.read_text():
             break
     deadline = time.monotonic() + 600
@@ -335,10 +335,13 @@ def test_a_command_that_takes_too_long(distro: Any, tmp_path: Path) -> None:
 
 
 @needs_sshd
-def test_a_command_that_takes_too_long_behind_ssh(behind_ssh: Any) -> None:
+def test_a_command_that_takes_too_long_behind_ssh(behind_ssh: Any, tmp_path: Path) -> None:
+    waits = tmp_path / "waits"  # while it is there: behind SSH a command goes on
+    waits.touch()
     with pytest.raises(TimeoutError):
-        run(behind_ssh, "sleep 3600", _timeout=1)
+        run(behind_ssh, f"while test -e {waits}; do sleep 0.1; done", _timeout=1)
     assert run(behind_ssh, "echo next")[1] == "next"
+    waits.unlink()
 
 
 def test_wsl_ends_in_between(distro: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
