@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,10 +95,12 @@ def connected(name: str, limit: list[str] | None, as_json: bool = False) -> Iter
         fleet.close()
 
 
-def each(fleet: Fleet, ask: Callable[[Any], Any], limit_s: float | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+def each(
+    fleet: Fleet, ask: Callable[[Any], Any], limit_s: float | None = None, names: Collection[str] | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Ask all connected hosts at once: what `ask(host)` gave by name, and why others failed.
 
-    limit_s: seconds after which a host counts as failed, none for what may take hours.
+    limit_s: seconds after which a host counts as failed, none for what may take hours; names: of these hosts only.
     """
     import gevent
 
@@ -114,7 +116,8 @@ def each(fleet: Fleet, ask: Callable[[Any], Any], limit_s: float | None = None) 
         except RemoteError as e:
             failed[host.name] = str(e)
 
-    gevent.joinall([gevent.spawn(one, host) for host in fleet.hosts], raise_error=True)
+    hosts = [host for host in fleet.hosts if names is None or host.name in names]
+    gevent.joinall([gevent.spawn(one, host) for host in hosts], raise_error=True)
     return dict(sorted(found.items())), failed
 
 

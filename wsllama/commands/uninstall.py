@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wsllama.commands.common import FAILED, Inventory, Json, Limit, connected, end, refuse
+from wsllama.commands.common import FAILED, Inventory, Json, Limit, connected, each, end, refuse
 
 if TYPE_CHECKING:
     from wsllama.remote import Fleet
@@ -42,18 +42,18 @@ def uninstall(
     """
     if not yes and (as_json or not sys.stdin.isatty()):
         refuse(["there is no terminal to ask on: give -y to take back what the deploy added"], as_json)
-    done: dict[str, Any] = {}
-    failed: dict[str, str] = {}
     with connected(inventory, limit, as_json) as fleet:
-        plans = _each(fleet, lambda host: plan(fleet, host, keep_model), failed)
-        would = {host: items for host, (_, items) in plans.items() if any(i["state"] != "unchanged" for i in items)}
-        for host, items in would.items() if not yes else ():
-            _show(host.name, items, "would be taken back")
+        plans, failed = each(fleet, lambda host: plan(fleet, host, keep_model))
+        would = {name: items for name, (_, items) in plans.items() if any(i["state"] != "unchanged" for i in items)}
+        for name, items in would.items() if not yes else ():
+            _show(name, items, "would be taken back")
         if would and not yes and not typer.confirm("Take this back?"):
             raise typer.Exit(FAILED)
-        done = {host.name: items for host, (_, items) in plans.items() if host not in would}
-        taken = _each(fleet, lambda host: fleet.run(host, "uninstall", {**plans[host][0], "look": False})["items"], failed, would)
-        done.update({host.name: items for host, items in taken.items()})
+        taken, not_taken = each(
+            fleet, lambda host: fleet.run(host, "uninstall", {**plans[host.name][0], "look": False})["items"], names=would
+        )
+    done = {name: taken.get(name, items) for name, (_, items) in plans.items() if name not in not_taken}
+    failed |= not_taken
     if as_json:
         typer.echo(json.dumps({"hosts": done, "failed": failed, "unreachable": fleet.unreachable, "stays": PACKAGES}))
     else:
@@ -63,24 +63,6 @@ def uninstall(
             typer.echo(PACKAGES)
     left = {name: "not all could be taken back" for name, items in done.items() if any(i["state"] == "left" for i in items)}
     end({**failed, **left}, fleet.unreachable)
-
-
-def _each(fleet: Fleet, call: Any, failed: dict[str, str], hosts: Any = None) -> dict[Any, Any]:
-    """`call` for all of these hosts at once: host -> what it returned; what it said when it failed goes to `failed`."""
-    import gevent
-
-    from wsllama.remote import RemoteError
-
-    out = {}
-
-    def one(host: Any) -> None:
-        try:
-            out[host] = call(host)
-        except RemoteError as e:
-            failed[host.name] = str(e)
-
-    gevent.joinall([gevent.spawn(one, host) for host in (fleet.hosts if hosts is None else hosts)], raise_error=True)
-    return out
 
 
 def _show(name: str, items: list[dict[str, Any]], verb: str) -> None:

@@ -281,7 +281,7 @@ def main(a: dict[str, Any]) -> None:
     (bools); ctx_size in tokens; the settings' topic acceptance; whole; and where they are given stage, go_on (ask on after a
     failure), waited_s, only ("wait": do no more than that).
     """
-    found: dict[str, Any] = {"ok": False, "invocation": None, "checks": []}
+    found: dict[str, Any] = {"ok": False, "checks": []}
     try:
         server = Server(a)
         if a.get("only") == "wait":
@@ -306,11 +306,10 @@ def asked(server: Server, a: dict[str, Any], found: dict[str, Any]) -> str | Non
     out = found["checks"]
     if wrong := run([("health", lambda: wait(server, a))], False, out):
         return wrong
-    found["invocation"] = show(a["unit"])["InvocationID"]
     chain = Chain(server, a)
     checks = chain.checks()
     if a["whole"]:
-        log = Log(a, found["invocation"])
+        log = Log(a, show(a["unit"])["InvocationID"])
         checks = [*log.checks(), *checks, ("log", log.after)]
     wrong = run(checks, bool(a.get("go_on")), out)
     found["answer"] = chain.answer
